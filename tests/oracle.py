@@ -1,8 +1,8 @@
 """The reference: toy checkpoints and what Hugging Face transformers computes for them.
 
-Owns the factory of small random checkpoints and the reference logits and greedy tokens, in fp32 on the CPU. It is the
-only place that imports transformers, and it does so lazily, so that tests which need no reference do not pay for it.
-It does not own tolerances: what counts as equal is said by each test.
+Owns the factory of small random checkpoints and the reference logits and greedy tokens, in fp32 on the CPU.
+It is the only place that imports transformers, and it does so lazily, so that tests which need no reference
+do not pay for it. It does not own tolerances: what counts as equal is said by each test.
 """
 
 from __future__ import annotations
@@ -59,13 +59,14 @@ def make_toy_checkpoint(
 ) -> Path:
     """Write a small random checkpoint in Hugging Face format and return its folder.
 
-    Shape unless overridden: 2 layers, hidden 64, 4 heads, 2 KV heads, head_dim 16, FFN 128, vocabulary 512. Weights come
-    from ``initializer_range`` 0.2, so that the logits of different tokens lie well apart and greedy decoding is exact;
-    biases from N(0, ``bias_std``) and norm weights from U(0.5, 1.5), so that dropping one of them cannot go unseen.
+    Shape unless overridden: 2 layers, hidden 64, 4 heads, 2 KV heads, head_dim 16, FFN 128, vocabulary 512.
+    Weights come from ``initializer_range`` 0.2, so that the logits of different tokens lie well apart and
+    greedy decoding is exact; biases from N(0, ``bias_std``) and norm weights from U(0.5, 1.5), so that
+    dropping one of them cannot go unseen.
 
-    ``rope_spelling`` is ``rope_parameters`` (the newer block), ``rope_type`` or ``type`` (both inside ``rope_scaling``).
-    ``tokenizer_from`` copies the tokenizer files of another folder; the vocabulary is then 49,152 unless overridden.
-    ``overrides`` are keys of the model's configuration.
+    ``rope_spelling`` is ``rope_parameters`` (the newer block), ``rope_type`` or ``type`` (both inside
+    ``rope_scaling``). ``tokenizer_from`` copies the tokenizer files of another folder; the vocabulary is then
+    49,152 unless overridden. ``overrides`` are keys of the model's configuration.
     """
     import transformers
 
