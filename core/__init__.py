@@ -1,0 +1,1 @@
+"""The vocabulary of Baton: immutable, picklable values and pure functions on the standard library only."""

@@ -1,0 +1,69 @@
+"""Block names: a chained keyed hash of each full block of token ids.
+
+The hash is rooted in tenant salt, model, adapter and layout, so two tenants, models or block shapes never share a name. It is the only
+name of a block that crosses between workers. Pure functions; usable from any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import NewType
+
+BlockHash = NewType("BlockHash", bytes)
+
+_DIGEST_BYTES = 16
+
+
+def root_hash(cache_salt: str, layout_fingerprint: str, adapter: str = "") -> BlockHash:
+    """The parent of every first block under this salt, layout and adapter.
+
+    Fields are length-prefixed, so no two different triples concatenate alike.
+    """
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, person=b"baton-root")
+    for field in (cache_salt, layout_fingerprint, adapter):
+        data = field.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return BlockHash(digest.digest())
+
+
+def child_hash(parent: BlockHash, token_ids: bytes | memoryview) -> BlockHash:
+    """The name of the block that follows `parent` and holds `token_ids` (little-endian int32 bytes)."""
+    return BlockHash(hashlib.blake2b(token_ids, digest_size=_DIGEST_BYTES, key=parent).digest())
+
+
+def token_bytes(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32, the form that is hashed."""
+    packed = array("i", token_ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def hash_blocks(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+    """Names of all full blocks of `token_ids`, in order; the partly filled tail has none.
+
+    Source: the chained block hash of vLLM's prefix cache design, with a keyed cryptographic hash in place of a plain one.
+    """
+    return extend_hashes(root, [], token_ids, block_size)
+
+
+def extend_hashes(
+    root: BlockHash, known: Sequence[BlockHash], token_ids: Sequence[int], block_size: int
+) -> list[BlockHash]:
+    """Like `hash_blocks`, given the names of the first `len(known)` blocks; returns the whole list."""
+    hashes = list(known)
+    num_full = len(token_ids) // block_size
+    if len(hashes) >= num_full:
+        return hashes[:num_full]
+    start = len(hashes) * block_size
+    data = memoryview(token_bytes(token_ids[start : num_full * block_size]))
+    parent = hashes[-1] if hashes else root
+    stride = block_size * 4
+    for offset in range(0, len(data), stride):
+        parent = child_hash(parent, data[offset : offset + stride])
+        hashes.append(parent)
+    return hashes

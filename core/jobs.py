@@ -1,0 +1,107 @@
+"""What crosses the edge of a worker: PrefillJob, PrefillResult, GenerateJob, WatchEvent.
+
+The same values whether the call goes through gRPC or stays in one process. Immutable; no behaviour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from core.block_hash import BlockHash
+from core.ids import RequestId, TicketId, WorkerRef
+from core.request import Request, TokenDelta, TokenLogprob
+from core.worker_status import BlockEvent, WorkerStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStart:
+    """One sample to run: its index and the output tokens that are already facts (never sampled again)."""
+
+    sample_index: int
+    emitted: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillJob:
+    """Read a prompt, sample the next token of each sample, and hand the KV to `decode` under `ticket_id`.
+
+    `decode` is None when nothing is to be handed over (`max_tokens` 0 or 1): then no offer is made. A resumed request has one
+    sample whose `emitted` tokens are read like prompt; ticket length = prompt + emitted. `attempt` counts placements.
+    """
+
+    request: Request
+    samples: tuple[SampleStart, ...]
+    ticket_id: TicketId
+    decode: WorkerRef | None
+    attempt: int
+    time_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillResult:
+    """First tokens (one delta a sample, in the order of the job's samples) and what they cost.
+
+    With `max_tokens` 0 the deltas carry no token and finish by length. `prompt_logprobs[i]` belongs to prompt token i + 1 (the first
+    prompt token has none) and is empty unless asked for. Times in seconds: waiting for the first step; from then to the first token.
+    """
+
+    deltas: tuple[TokenDelta, ...]
+    num_cached_tokens: int
+    queue_s: float
+    compute_s: float
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateJob:
+    """Continue (with `ticket_id`) or run from the start (without) the given samples on a decode worker.
+
+    Each delta's `position` counts from the sample's own output start, so the first one has position `len(emitted)`.
+    A job with the same request id and attempt attaches to the running one and replays; it never starts a second sequence.
+    """
+
+    request: Request
+    samples: tuple[SampleStart, ...]
+    ticket_id: TicketId | None
+    attempt: int
+    time_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Stop whatever this worker does for the request; unknown names are not an error."""
+
+    request_id: RequestId
+    ticket_id: TicketId | None = None
+    reason: str = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateEvent:
+    """One message of a Generate stream: tokens, or (once, when asked for and prefilled here) the prompt's logprobs."""
+
+    delta: TokenDelta
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSnapshot:
+    """All hashes a worker holds, as of the event number it travels with; `parents` is parallel to `hashes`."""
+
+    hashes: tuple[BlockHash, ...]
+    parents: tuple[BlockHash | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """One message of a worker's Watch stream; exactly one of the three is set.
+
+    `number` is the number of the last block event included; a receiver that sees a gap watches anew and gets a snapshot. `digest` is
+    (count, XOR of the hashes' first eight bytes) of the set after that event, sent with each status.
+    """
+
+    number: int
+    status: WorkerStatus | None = None
+    events: tuple[BlockEvent, ...] = ()
+    snapshot: BlockSnapshot | None = None
+    digest: tuple[int, int] | None = None

@@ -1,0 +1,69 @@
+"""What a worker says of itself: Announcement (membership), WorkerStatus (load), BlockEvent (which blocks it holds).
+
+Values only; `kv_transfer.feed` numbers the events, the router's `worker_table` and `prefix_index` consume them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from core.block_hash import BlockHash
+from core.ids import WorkerRef
+from core.kv_layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A worker's line in the registry, repeated every second."""
+
+    ref: WorkerRef
+    model: str
+    layout: KVLayout
+    max_context: int
+    pid: int
+    node: str
+    home_pool: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """Load at one moment. Token counts are uncached tokens still to be computed; blocks partition the pool.
+
+    `prefill_tokens_per_s` and `step_s` are measured running averages (0 = not measured yet).
+    """
+
+    ref: WorkerRef
+    is_draining: bool
+    num_waiting: int
+    num_running: int
+    num_waiting_tokens: int
+    num_running_tokens: int
+    num_blocks: int
+    num_free_blocks: int
+    num_cached_blocks: int
+    num_held_blocks: int
+    num_quarantined_blocks: int
+    max_num_seqs: int
+    prefill_tokens_per_s: float = 0.0
+    step_s: float = 0.0
+
+    @property
+    def kv_utilization(self) -> float:
+        """Share of the pool that requests hold; evictable cached blocks count as free."""
+        return (self.num_held_blocks + self.num_quarantined_blocks) / max(1, self.num_blocks)
+
+
+class BlockEventKind(StrEnum):
+    STORED = "stored"
+    REMOVED = "removed"
+    CLEARED = "cleared"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """A change of the *set* of hashes that a worker holds: first copy stored, last copy removed, all cleared."""
+
+    kind: BlockEventKind
+    block_hash: BlockHash | None = None
+    parent: BlockHash | None = None

@@ -1,0 +1,1 @@
+"""The machine: model, paged KV, batches, sampling. Knows no Ray, no gRPC, no HTTP, no text."""

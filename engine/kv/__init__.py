@@ -1,0 +1,1 @@
+"""Paged KV: the tensors (pool), who owns which block (allocator), hash → block (prefix_cache), sequences' view (cache)."""

@@ -1,0 +1,106 @@
+"""StepThread: the one thread of a worker that owns scheduler, allocator and pool.
+
+Handlers on other threads put commands into its queue and await futures; nothing here takes a lock. While there is work it steps, running all
+waiting commands between two steps; idle, it sleeps on the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+T = TypeVar("T")
+_Command = Callable[[], None]
+
+_log = logging.getLogger(__name__)
+
+
+class StepThread:
+    """Runs `step()` again and again while it returns True; `idle_tick_s` bounds how long timers wait while idle.
+
+    `step` must handle its own failures; an exception that escapes it is logged and the loop goes on, since one broken step must not
+    take the worker down. `on_tick` runs before each step and at least every `idle_tick_s` (expiry of tickets, deadlines).
+    """
+
+    def __init__(
+        self, name: str, step: Callable[[], bool], on_tick: Callable[[], None], idle_tick_s: float = 0.1
+    ) -> None:
+        self._step = step
+        self._on_tick = on_tick
+        self._idle_tick_s = idle_tick_s
+        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
+        self._is_stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Finish the step that runs, run what is queued, end. Safe to call twice; from any other thread."""
+        self._commands.put(self._set_stopping)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def post(self, command: _Command) -> None:
+        """Run `command` on the step thread, between steps; nobody waits for it."""
+        self._commands.put(command)
+
+    def submit(self, command: Callable[[], T]) -> Future[T]:
+        """Run `command` on the step thread; the future carries its result or exception."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = command()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._commands.put(run)
+        return future
+
+    async def call(self, command: Callable[[], T]) -> T:
+        """`submit` for coroutines."""
+        return await asyncio.wrap_future(self.submit(command))
+
+    def _set_stopping(self) -> None:
+        self._is_stopping = True
+
+    def _run(self) -> None:
+        has_work = False
+        while not self._is_stopping:
+            self._drain_commands(wait=not has_work)
+            self._guard(self._on_tick)
+            try:
+                has_work = self._step()
+            except Exception:
+                _log.exception("step failed outside its own handling")
+                has_work = False
+        self._drain_commands(wait=False)
+
+    def _drain_commands(self, wait: bool) -> None:
+        try:
+            command = self._commands.get(timeout=self._idle_tick_s) if wait else self._commands.get_nowait()
+            while True:
+                self._guard(command)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            return
+
+    def _guard(self, command: _Command) -> None:
+        try:
+            command()
+        except Exception:
+            _log.exception("command on the step thread failed")

@@ -1,0 +1,122 @@
+from protos import inference_pb2 as _inference_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class KVLayout(_message.Message):
+    __slots__ = ("model", "num_layers", "num_kv_heads", "head_dim", "block_size", "dtype", "scales")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    SCALES_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    dtype: str
+    scales: str
+    def __init__(self, model: _Optional[str] = ..., num_layers: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., block_size: _Optional[int] = ..., dtype: _Optional[str] = ..., scales: _Optional[str] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("ticket_id", "request_id", "prefill", "decode", "layout", "num_tokens", "block_hashes", "num_samples", "num_growth_tokens", "is_prefix_cache_read")
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    NUM_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    NUM_GROWTH_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_PREFIX_CACHE_READ_FIELD_NUMBER: _ClassVar[int]
+    ticket_id: str
+    request_id: str
+    prefill: _inference_pb2.WorkerRef
+    decode: _inference_pb2.WorkerRef
+    layout: KVLayout
+    num_tokens: int
+    block_hashes: bytes
+    num_samples: int
+    num_growth_tokens: int
+    is_prefix_cache_read: bool
+    def __init__(self, ticket_id: _Optional[str] = ..., request_id: _Optional[str] = ..., prefill: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., num_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., num_growth_tokens: _Optional[int] = ..., is_prefix_cache_read: _Optional[bool] = ...) -> None: ...
+
+class OfferRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "ticket", "time_left_s")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    ticket: Ticket
+    time_left_s: float
+    def __init__(self, receiver_epoch: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., time_left_s: _Optional[float] = ...) -> None: ...
+
+class OfferReply(_message.Message):
+    __slots__ = ("held",)
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, held: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CommitRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "sender_epoch", "ticket_id", "num_tokens", "num_pushed_blocks", "checksum")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENDER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PUSHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    sender_epoch: int
+    ticket_id: str
+    num_tokens: int
+    num_pushed_blocks: int
+    checksum: int
+    def __init__(self, receiver_epoch: _Optional[int] = ..., sender_epoch: _Optional[int] = ..., ticket_id: _Optional[str] = ..., num_tokens: _Optional[int] = ..., num_pushed_blocks: _Optional[int] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("num_written_blocks", "num_written_bytes")
+    NUM_WRITTEN_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WRITTEN_BYTES_FIELD_NUMBER: _ClassVar[int]
+    num_written_blocks: int
+    num_written_bytes: int
+    def __init__(self, num_written_blocks: _Optional[int] = ..., num_written_bytes: _Optional[int] = ...) -> None: ...
+
+class AbortRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "sender_epoch", "ticket_id", "reason", "time_left_s")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENDER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    sender_epoch: int
+    ticket_id: str
+    reason: str
+    time_left_s: float
+    def __init__(self, receiver_epoch: _Optional[int] = ..., sender_epoch: _Optional[int] = ..., ticket_id: _Optional[str] = ..., reason: _Optional[str] = ..., time_left_s: _Optional[float] = ...) -> None: ...
+
+class AbortReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepAliveRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "sender_epoch", "ticket_id")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENDER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    sender_epoch: int
+    ticket_id: str
+    def __init__(self, receiver_epoch: _Optional[int] = ..., sender_epoch: _Optional[int] = ..., ticket_id: _Optional[str] = ...) -> None: ...
+
+class KeepAliveReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
