@@ -119,7 +119,7 @@ bench: $(STAMP)
 # ---------------------------------------------------------------- generated code
 
 proto: $(STAMP)
-	@$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. protos/*.proto
+	@$(PY) -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 
 clean:
 	rm -rf $(VENV) $(CLIENT_VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
