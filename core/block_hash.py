@@ -1,7 +1,8 @@
 """Block names: a chained keyed hash of each full block of token ids.
 
-The hash is rooted in tenant salt, model, adapter and layout, so two tenants, models or block shapes never share a name. It is the only
-name of a block that crosses between workers. Pure functions; usable from any thread.
+The hash is rooted in tenant salt, model, adapter and layout, so two tenants, models or block shapes never
+share a name. It is the only name of a block that crosses between workers. Pure functions; usable from any
+thread.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def token_bytes(token_ids: Sequence[int]) -> bytes:
 def hash_blocks(root: BlockHash, token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """Names of all full blocks of `token_ids`, in order; the partly filled tail has none.
 
-    Source: the chained block hash of vLLM's prefix cache design, with a keyed cryptographic hash in place of a plain one.
+    Source: the chained block hash of vLLM's prefix cache design, with a keyed cryptographic hash in place
+    of a plain one.
     """
     return extend_hashes(root, [], token_ids, block_size)
 

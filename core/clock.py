@@ -1,6 +1,7 @@
 """Time as an argument: Clock, Deadline.
 
-Deadlines travel between processes as time left (seconds), because monotonic clocks of two machines do not agree.
+Deadlines travel between processes as time left (seconds), because monotonic clocks of two machines do not
+agree.
 """
 
 from __future__ import annotations

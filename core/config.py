@@ -1,6 +1,7 @@
 """Configuration: a mapping becomes a frozen dataclass, or an error that names the key.
 
-Owns the rules (unknown keys, types, nested sections, text from environment and flags); each package's `config.py` owns its section.
+Owns the rules (unknown keys, types, nested sections, text from environment and flags); each package's
+`config.py` owns its section.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from core.errors import InvalidConfig
 T = TypeVar("T")
 
 
-def from_mapping(kind: type[T], values: Mapping[str, Any], where: str = "") -> T:
+def from_mapping(kind: type[T], values: Any, where: str = "") -> T:
     """Build `kind`, a dataclass, from `values`.
 
-    Sub-sections are nested mappings. Strings are read as the field's type, since environment and flags give only text.
-    Raises InvalidConfig naming `where.key` for an unknown key, a missing required key or a value of the wrong type.
+    Sub-sections are nested mappings. Strings are read as the field's type, since environment and flags give
+    only text. Raises InvalidConfig naming `where.key` for an unknown key, a missing required key or a value
+    of the wrong type.
     """
     if not isinstance(values, Mapping):
-        raise InvalidConfig(f"{where or 'configuration'} must be a mapping, not {type(values).__name__}", key=where)
+        found = type(values).__name__
+        raise InvalidConfig(f"{where or 'configuration'} must be a mapping, not {found}", key=where)
     assert dataclasses.is_dataclass(kind)
     hints = typing.get_type_hints(kind)
     fields = {field.name: field for field in dataclasses.fields(kind)}
     for key in values:
         if key not in fields:
-            known = ", ".join(sorted(fields))
-            raise InvalidConfig(f"unknown setting {_join(where, str(key))}; known here: {known}", key=_join(where, str(key)))
+            name, known = _join(where, str(key)), ", ".join(sorted(fields))
+            raise InvalidConfig(f"unknown setting {name}; known here: {known}", key=name)
     built: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:

@@ -1,11 +1,14 @@
-"""The error tree. Each error knows its wire code, HTTP status, and whether placing the request again may help.
+"""The error tree: each error knows its wire code, its HTTP status, and whether placing again may help.
 
-Translated once at each edge (the gRPC codec, HTTP); scarcity is `None`, bugs are assertions, nothing is swallowed.
+Translated once at each edge (the gRPC codec, HTTP); scarcity is `None`, bugs are assertions, nothing is
+swallowed.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+Details = dict[str, str | int | float | None]
 
 
 class ServingError(Exception):
@@ -21,13 +24,13 @@ class ServingError(Exception):
     def __init__(self, message: str, **details: str | int | float | None) -> None:
         super().__init__(message)
         self.message = message
-        self.details: dict[str, str | int | float | None] = details
+        self.details: Details = details
 
     def __reduce__(self) -> tuple[object, ...]:
         return (_rebuild, (type(self), self.message, self.details))
 
 
-def _rebuild(kind: type[ServingError], message: str, details: dict[str, str | int | float | None]) -> ServingError:
+def _rebuild(kind: type[ServingError], message: str, details: Details) -> ServingError:
     return kind(message, **details)
 
 
@@ -162,8 +165,11 @@ def _leaves(kind: type[ServingError]) -> list[type[ServingError]]:
     return found
 
 
-def error_from_code(code: str, message: str, details: dict[str, str | int | float | None]) -> ServingError:
-    """The error that `code` names; an unknown code (a newer peer's) becomes a plain ServingError that keeps the text."""
+def error_from_code(code: str, message: str, details: Details) -> ServingError:
+    """The error that `code` names;
+
+    An unknown code (a newer peer's) becomes a plain ServingError that keeps the text.
+    """
     for kind in reversed(_leaves(ServingError)):
         if kind.__dict__.get("code") == code:
             return kind(message, **details)

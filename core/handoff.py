@@ -1,6 +1,7 @@
 """HandoffTicket: the claim that moves a sequence from prefill to decode, and the automaton of its states.
 
-The only place where the transitions are written down; prefill's outbox and decode's inbox both advance through `next_state`.
+The only place where the transitions are written down; prefill's outbox and decode's inbox both advance
+through `next_state`.
 """
 
 from __future__ import annotations
@@ -46,18 +47,22 @@ def may_follow(state: TicketState, following: TicketState) -> bool:
 
 
 def next_state(state: TicketState, following: TicketState) -> TicketState:
-    """`following`, or AssertionError: a forbidden transition is a bug of ours, messages are filtered before."""
+    """`following`,
+
+    Or AssertionError: a forbidden transition is a bug of ours, messages are filtered before.
+    """
     assert may_follow(state, following), f"ticket may not go {state} → {following}"
     return following
 
 
 @dataclass(frozen=True, slots=True)
 class HandoffTicket:
-    """What prefill offers to decode: all full blocks of the prompt by hash, the tail by length, and room to grow.
+    """What prefill offers to decode: full blocks by hash, the tail by length, and room to grow.
 
-    `num_tokens` counts the prompt tokens whose KV will be sent. `block_hashes` has one entry for each full block. Block i of the ticket
-    is named (ticket_id, i); the tail, if any, is the last index. `num_samples` sequences will claim it. `num_growth_tokens` is how
-    many output tokens decode should make room for at once.
+    `num_tokens` counts the prompt tokens whose KV will be sent. `block_hashes` has one entry for each full
+    block. Block i of the ticket is named (ticket_id, i); the tail, if any, is the last index. `num_samples`
+    sequences will claim it. `num_growth_tokens` is how many output tokens decode should make room for at
+    once.
     """
 
     ticket_id: TicketId

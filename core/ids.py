@@ -30,8 +30,9 @@ class Role(StrEnum):
 class WorkerRef:
     """One incarnation of a worker: who, doing what, since when, and where it listens.
 
-    `epoch` is drawn anew by each process, so a message meant for a dead process is refused by the process that
-    inherited its port. `address` is `host:port` of its gRPC server, or `loopback:<worker_id>` inside one process.
+    `epoch` is drawn anew by each process, so a message meant for a dead process is refused by the process
+    that inherited its port. `address` is `host:port` of its gRPC server, or `loopback:<worker_id>` inside
+    one process.
     """
 
     worker_id: WorkerId

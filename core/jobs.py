@@ -25,8 +25,9 @@ class SampleStart:
 class PrefillJob:
     """Read a prompt, sample the next token of each sample, and hand the KV to `decode` under `ticket_id`.
 
-    `decode` is None when nothing is to be handed over (`max_tokens` 0 or 1): then no offer is made. A resumed request has one
-    sample whose `emitted` tokens are read like prompt; ticket length = prompt + emitted. `attempt` counts placements.
+    `decode` is None when nothing is to be handed over (`max_tokens` 0 or 1): then no offer is made. A
+    resumed request has one sample whose `emitted` tokens are read like prompt; ticket length = prompt +
+    emitted. `attempt` counts placements.
     """
 
     request: Request
@@ -41,8 +42,9 @@ class PrefillJob:
 class PrefillResult:
     """First tokens (one delta a sample, in the order of the job's samples) and what they cost.
 
-    With `max_tokens` 0 the deltas carry no token and finish by length. `prompt_logprobs[i]` belongs to prompt token i + 1 (the first
-    prompt token has none) and is empty unless asked for. Times in seconds: waiting for the first step; from then to the first token.
+    With `max_tokens` 0 the deltas carry no token and finish by length. `prompt_logprobs[i]` belongs to
+    prompt token i + 1 (the first prompt token has none) and is empty unless asked for. Times in seconds:
+    waiting for the first step; from then to the first token.
     """
 
     deltas: tuple[TokenDelta, ...]
@@ -56,8 +58,9 @@ class PrefillResult:
 class GenerateJob:
     """Continue (with `ticket_id`) or run from the start (without) the given samples on a decode worker.
 
-    Each delta's `position` counts from the sample's own output start, so the first one has position `len(emitted)`.
-    A job with the same request id and attempt attaches to the running one and replays; it never starts a second sequence.
+    Each delta's `position` counts from the sample's own output start, so the first one has position
+    `len(emitted)`. A job with the same request id and attempt attaches to the running one and replays; it
+    never starts a second sequence.
     """
 
     request: Request
@@ -78,7 +81,10 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class GenerateEvent:
-    """One message of a Generate stream: tokens, or (once, when asked for and prefilled here) the prompt's logprobs."""
+    """One message of a Generate stream:
+
+    Tokens, or (once, when asked for and prefilled here) the prompt's logprobs.
+    """
 
     delta: TokenDelta
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
@@ -86,7 +92,10 @@ class GenerateEvent:
 
 @dataclass(frozen=True, slots=True)
 class BlockSnapshot:
-    """All hashes a worker holds, as of the event number it travels with; `parents` is parallel to `hashes`."""
+    """All hashes a worker holds,
+
+    As of the event number it travels with; `parents` is parallel to `hashes`.
+    """
 
     hashes: tuple[BlockHash, ...]
     parents: tuple[BlockHash | None, ...]
@@ -96,8 +105,9 @@ class BlockSnapshot:
 class WatchEvent:
     """One message of a worker's Watch stream; exactly one of the three is set.
 
-    `number` is the number of the last block event included; a receiver that sees a gap watches anew and gets a snapshot. `digest` is
-    (count, XOR of the hashes' first eight bytes) of the set after that event, sent with each status.
+    `number` is the number of the last block event included; a receiver that sees a gap watches anew and
+    gets a snapshot. `digest` is (count, XOR of the hashes' first eight bytes) of the set after that event,
+    sent with each status.
     """
 
     number: int

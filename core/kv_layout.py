@@ -1,7 +1,7 @@
 """KVLayout: what the bytes of one KV block mean.
 
-Two workers may exchange blocks only when their layouts are equal; `fingerprint` is compared at the offer and is part of each block's
-hash, `differences` names what is not equal.
+Two workers may exchange blocks only when their layouts are equal; `fingerprint` is compared at the offer
+and is part of each block's hash, `differences` names what is not equal.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m
 class KVLayout:
     """Shape, type and origin of a block.
 
-    A block's payload is `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, row-major, little-endian: heads are
-    contiguous slices of a layer (tensor parallelism), layers are contiguous slices of the payload (pipeline stages).
-    `scales` names how quantized values are scaled (`none` for floating point). `model` is the digest of the checkpoint's semantics.
+    A block's payload is `[num_layers, 2 (K, V), num_kv_heads, block_size, head_dim]` of `dtype`, row-major,
+    little-endian: heads are contiguous slices of a layer (tensor parallelism), layers are contiguous slices
+    of the payload (pipeline stages). `scales` names how quantized values are scaled (`none` for floating
+    point). `model` is the digest of the checkpoint's semantics.
     """
 
     model: str

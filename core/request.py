@@ -1,7 +1,7 @@
 """What a client asked for and what comes back: Request, SamplingParams, TokenDelta.
 
-Owns the engine-side meaning of a request: token ids, no text. Text (stop strings, templates, UTF-8) belongs to the router.
-Immutable; usable from any thread.
+Owns the engine-side meaning of a request: token ids, no text. Text (stop strings, templates, UTF-8) belongs
+to the router. Immutable; usable from any thread.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from core.ids import RequestId
 
 
 class FinishReason(StrEnum):
-    """Why a sample ended. `STOP`: an end-of-sequence or stop id; `LENGTH`: max_tokens or the context limit."""
+    """Why a sample ended.
+
+    `STOP`: an end-of-sequence or stop id; `LENGTH`: max_tokens or the context limit.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -23,10 +26,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen; every field already validated, `seed` always set (drawn at admission if the client gave none).
+    """How tokens are chosen; validated, and `seed` always set (drawn at admission if the client gave none).
 
-    `top_k` 0 means off. `logprobs` None means not wanted, k ≥ 0 means the chosen token's and the k best. `prompt_logprobs` likewise
-    for the prompt. `min_tokens` masks end-of-sequence and stop ids until that many tokens are out.
+    `top_k` 0 means off. `logprobs` None means not wanted, k ≥ 0 means the chosen token's and the k best.
+    `prompt_logprobs` likewise for the prompt. `min_tokens` masks end-of-sequence and stop ids until that
+    many tokens are out.
     """
 
     max_tokens: int
@@ -50,8 +54,8 @@ class SamplingParams:
 class Request:
     """One prompt, immutable, as all workers see it.
 
-    `num_samples` is the API's `n`: samples share the prompt's full blocks and differ in their sample index only.
-    `cache_salt` keeps tenants' prefix caches apart (it is hashed into each block's name).
+    `num_samples` is the API's `n`: samples share the prompt's full blocks and differ in their sample index
+    only. `cache_salt` keeps tenants' prefix caches apart (it is hashed into each block's name).
     """
 
     request_id: RequestId
@@ -73,7 +77,8 @@ class Request:
 class TokenLogprob:
     """Log-probabilities at one position, from the raw (unbiased, unscaled) fp32 logits.
 
-    `top` holds (token id, logprob) by logprob descending, then id ascending; the chosen token may lie outside it.
+    `top` holds (token id, logprob) by logprob descending, then id ascending; the chosen token may lie
+    outside it.
     """
 
     token_id: int
@@ -85,9 +90,10 @@ class TokenLogprob:
 class TokenDelta:
     """Newly produced tokens of one sample.
 
-    `position` is the output index of the first token here, so a receiver can drop what it has and notice what it lacks.
-    `logprobs` is parallel to `token_ids` when asked for, else empty. `num_cached_tokens` counts prompt tokens whose KV this
-    worker did not compute. A delta may carry a finish reason and no token.
+    `position` is the output index of the first token here, so a receiver can drop what it has and notice
+    what it lacks. `logprobs` is parallel to `token_ids` when asked for, else empty. `num_cached_tokens`
+    counts prompt tokens whose KV this worker did not compute. A delta may carry a finish reason and no
+    token.
     """
 
     sample_index: int

@@ -1,6 +1,7 @@
 """Names of metrics and of the moments in a request's life.
 
-Owns the words only, so that workers, router, dashboards and documents agree; the counters live where they are counted.
+Owns the words only, so that workers, router, dashboards and documents agree; the counters live where they
+are counted.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a worker says of itself: Announcement (membership), WorkerStatus (load), BlockEvent (which blocks it holds).
+"""What a worker says of itself: Announcement (membership), WorkerStatus (load), BlockEvent (its blocks).
 
-Values only; `kv_transfer.feed` numbers the events, the router's `worker_table` and `prefix_index` consume them.
+Values only; `kv_transfer.feed` numbers the events, the router's `worker_table` and `prefix_index` consume
+them.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ class BlockEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
-    """A change of the *set* of hashes that a worker holds: first copy stored, last copy removed, all cleared."""
+    """A change of the *set* of hashes that a worker holds:
+
+    First copy stored, last copy removed, all cleared.
+    """
 
     kind: BlockEventKind
     block_hash: BlockHash | None = None

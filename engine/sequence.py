@@ -15,10 +15,11 @@ from core.request import FinishReason, Request, TokenLogprob
 class Sequence:
     """One sample of a request.
 
-    `token_ids` is prompt + output so far, emitted tokens of an earlier worker included. KV exists exactly for the first
-    `num_computed_tokens`. `block_table[i]` is the pool's block for token slots `[i * block_size, (i + 1) * block_size)`; `block_hashes`
-    are the names of the full blocks computed so far (a prefix of the table). `num_cached_tokens` counts prompt tokens that were found in the
-    prefix cache at first start. `max_context` is prompt + output at most.
+    `token_ids` is prompt + output so far, emitted tokens of an earlier worker included. KV exists exactly
+    for the first `num_computed_tokens`. `block_table[i]` is the pool's block for token slots `[i *
+    block_size, (i + 1) * block_size)`; `block_hashes` are the names of the full blocks computed so far (a
+    prefix of the table). `num_cached_tokens` counts prompt tokens that were found in the prefix cache at
+    first start. `max_context` is prompt + output at most.
     """
 
     request: Request
@@ -66,14 +67,15 @@ def new_sequence(request: Request, sample_index: int, emitted: tuple[int, ...], 
 def finish_reason_after(sequence: Sequence, eos_token_ids: frozenset[int]) -> FinishReason | None:
     """Whether the last token of `sequence` ends it.
 
-    End-of-sequence ids count unless `ignore_eos`, stop ids always; both only from `min_tokens` on (the sampler masks them before). A token
-    that ends the sequence by STOP is part of `token_ids`. LENGTH at `max_tokens` or when the context is full.
+    End-of-sequence ids count unless `ignore_eos`, stop ids always; both only from `min_tokens` on (the
+    sampler masks them before). A token that ends the sequence by STOP is part of `token_ids`. LENGTH at
+    `max_tokens` or when the context is full.
     """
     sampling = sequence.request.sampling
     num_output = sequence.num_output_tokens
     if num_output > 0:
         last = sequence.token_ids[-1]
-        if num_output > sampling.min_tokens or sampling.min_tokens == 0:
+        if num_output > sampling.min_tokens:
             if last in sampling.stop_token_ids:
                 return FinishReason.STOP
             if last in eos_token_ids and not sampling.ignore_eos:

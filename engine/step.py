@@ -15,8 +15,9 @@ from engine.sequence import Sequence
 class ScheduledSequence:
     """Compute `num_scheduled_tokens` tokens of `sequence`, starting at its `num_computed_tokens`.
 
-    The next token is sampled exactly when this reaches the end of `token_ids` and `is_sampled` (a prompt with `max_tokens` 0 is only read).
-    `sample_indices`: several samples drawn from the same last logits (the API's `n` at the first token); empty means the sequence's own.
+    The next token is sampled exactly when this reaches the end of `token_ids` and `is_sampled` (a prompt
+    with `max_tokens` 0 is only read). `sample_indices`: several samples drawn from the same last logits
+    (the API's `n` at the first token); empty means the sequence's own.
     """
 
     sequence: Sequence
@@ -31,7 +32,10 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Sequences of this step in order, and block copies (source, target) to make before it (copy on write)."""
+    """Sequences of this step in order,
+
+    And block copies (source, target) to make before it (copy on write).
+    """
 
     scheduled: tuple[ScheduledSequence, ...]
     copies: tuple[tuple[int, int], ...] = ()
@@ -58,8 +62,8 @@ class SampledToken:
 class StepOutput:
     """`sampled[i]` are the tokens sampled for `plan.scheduled[i]` (none if it did not reach its end).
 
-    `prompt_logprobs[i]` are those of the prompt tokens whose predecessor was computed in this step, in order (requests that ask only).
-    The runner does not change sequences: the worker applies the output.
+    `prompt_logprobs[i]` are those of the prompt tokens whose predecessor was computed in this step, in
+    order (requests that ask only). The runner does not change sequences: the worker applies the output.
     """
 
     sampled: tuple[tuple[SampledToken, ...], ...]

@@ -1,7 +1,7 @@
 """StepThread: the one thread of a worker that owns scheduler, allocator and pool.
 
-Handlers on other threads put commands into its queue and await futures; nothing here takes a lock. While there is work it steps, running all
-waiting commands between two steps; idle, it sleeps on the queue.
+Handlers on other threads put commands into its queue and await futures; nothing here takes a lock. While
+there is work it steps, running all waiting commands between two steps; idle, it sleeps on the queue.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _log = logging.getLogger(__name__)
 
 
 class StepThread:
-    """Runs `step()` again and again while it returns True; `idle_tick_s` bounds how long timers wait while idle.
+    """Runs `step()` while it returns True; `idle_tick_s` bounds how long timers wait while idle.
 
-    `step` must handle its own failures; an exception that escapes it is logged and the loop goes on, since one broken step must not
-    take the worker down. `on_tick` runs before each step and at least every `idle_tick_s` (expiry of tickets, deadlines).
+    `step` must handle its own failures; an exception that escapes it is logged and the loop goes on, since
+    one broken step must not take the worker down. `on_tick` runs before each step and at least every
+    `idle_tick_s` (expiry of tickets, deadlines).
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class StepThread:
                 return
             try:
                 result = command()
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - whoever awaits the future gets it
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -85,7 +86,7 @@ class StepThread:
             self._guard(self._on_tick)
             try:
                 has_work = self._step()
-            except Exception:
+            except Exception:  # noqa: BLE001 - logged; the worker outlives one broken step
                 _log.exception("step failed outside its own handling")
                 has_work = False
         self._drain_commands(wait=False)
@@ -102,5 +103,5 @@ class StepThread:
     def _guard(self, command: _Command) -> None:
         try:
             command()
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged; the worker outlives one broken command
             _log.exception("command on the step thread failed")

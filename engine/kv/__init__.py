@@ -1,1 +1,4 @@
-"""Paged KV: the tensors (pool), who owns which block (allocator), hash → block (prefix_cache), sequences' view (cache)."""
+"""Paged KV:
+
+The tensors (pool), who owns which block (allocator), hash → block (prefix_cache), sequences' view (cache).
+"""
