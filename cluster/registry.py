@@ -1,0 +1,128 @@
+"""The registry actor and both of its sides: workers announce, routers look.
+
+One named Ray actor with soft state. Ray restarts it after a death, the next announcements fill it again, and
+routers go on with the table they last saw. Nothing on the way of a token asks it. Coroutines run on the
+caller's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from cluster.registry_table import Membership, MembershipView, RegistryTable
+from core.clock import MonotonicClock
+from core.ids import Epoch, WorkerId
+from core.worker_status import Announcement
+
+NAMESPACE = "baton"
+NAME = "registry"
+ANNOUNCE_PERIOD_S = 1.0
+CALL_TIMEOUT_S = 1.0
+
+# what a call to a dead, restarting, unknown or frozen actor ends with
+_UNREACHABLE = (RayError, GetTimeoutError, TimeoutError, ValueError)
+
+_log = logging.getLogger(__name__)
+
+
+class Registry:
+    """Actor shell around RegistryTable; its methods run one after the other in the actor's process."""
+
+    def __init__(self) -> None:
+        self._table = RegistryTable(MonotonicClock())
+
+    def announce(self, announcement: Announcement) -> None:
+        self._table.announce(announcement)
+
+    def withdraw(self, worker_id: WorkerId, epoch: Epoch) -> None:
+        self._table.withdraw(worker_id, epoch)
+
+    def membership(self) -> Membership:
+        return self._table.membership()
+
+
+def start_registry() -> Any:
+    """Create the named actor, or find it. The caller's Ray job owns it: keep the handle for as long as it
+    shall live.
+    """
+    options = ray.remote(Registry).options(
+        name=NAME,
+        namespace=NAMESPACE,
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=-1,
+        max_task_retries=0,
+    )
+    return options.remote()
+
+
+class RegistryClient:
+    """Calls to the named actor, each bounded in time. The handle is looked up anew after a failure."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def call(self, method: str, *arguments: object) -> Any:
+        """The method's result. Raises ConnectionError if the actor does not answer in CALL_TIMEOUT_S."""
+        try:
+            if self._actor is None:
+                loop = asyncio.get_running_loop()
+                self._actor = await loop.run_in_executor(None, lambda: ray.get_actor(NAME, NAMESPACE))
+            return await asyncio.wait_for(getattr(self._actor, method).remote(*arguments), CALL_TIMEOUT_S)
+        except _UNREACHABLE as error:
+            self._actor = None
+            raise ConnectionError(f"registry: {type(error).__name__}") from error
+
+
+class RegistryMembership:
+    """A router's source of announcements; answers from memory while the registry is away."""
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+        self._view = MembershipView()
+        self._is_reachable = True
+
+    async def announcements(self) -> tuple[Announcement, ...]:
+        try:
+            self._view.update(await self._client.call("membership"))
+            self._note(is_reachable=True)
+        except ConnectionError as error:
+            self._note(is_reachable=False, why=str(error))
+        return self._view.announcements
+
+    def _note(self, is_reachable: bool, why: str = "") -> None:
+        if is_reachable != self._is_reachable:
+            self._is_reachable = is_reachable
+            _log.warning(
+                "registry answers again" if is_reachable else f"keeping the last membership table: {why}"
+            )
+
+
+async def keep_announcing(client: RegistryClient, announcement: Callable[[], Announcement]) -> None:
+    """Announce at once and then every second, until cancelled; a registry that is away is tried again next
+    time.
+    """
+    has_warned = False
+    while True:
+        try:
+            await client.call("announce", announcement())
+            has_warned = False
+        except ConnectionError as error:
+            if not has_warned:
+                _log.warning("not announced, trying again: %s", error)
+                has_warned = True
+        await asyncio.sleep(ANNOUNCE_PERIOD_S)
+
+
+async def withdraw(client: RegistryClient, announcement: Announcement) -> None:
+    """Leave the table at once; if the registry is away, the line lapses by itself."""
+    try:
+        await client.call("withdraw", announcement.ref.worker_id, announcement.ref.epoch)
+    except ConnectionError as error:
+        _log.warning("not withdrawn, the line will lapse: %s", error)
