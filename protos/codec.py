@@ -2,8 +2,8 @@
 
 The import for services and clients. Functions are named by what they return where message and value have
 different names (`prefill_request` / `prefill_job`), else `encode_x` / `decode_x`. Malformed input raises
-InvalidRequest with `details["param"]`. The bridge's messages are in `transfer_codec`. Pure functions; usable from
-any thread.
+InvalidRequest with `details["param"]`. The bridge's messages are in `transfer_codec`. Pure functions; usable
+from any thread.
 """
 
 from __future__ import annotations

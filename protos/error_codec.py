@@ -1,8 +1,8 @@
 """ServingError ↔ bytes, the form in which an error crosses a process: a serialized ErrorDetail.
 
 It travels as the trailing metadata entry `ERROR_METADATA_KEY` of a failed call and inside a refusing push
-acknowledgement. Metadata has a size limit of a few KiB, so long texts are clipped. Pure functions; usable from any
-thread.
+acknowledgement. Metadata has a size limit of a few KiB, so long texts are clipped. Pure functions; usable
+from any thread.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from protos import inference_pb2 as pb
 
 ERROR_METADATA_KEY = "baton-error-bin"
 
-_MAX_MESSAGE_CHARS = 1500
-_MAX_DETAIL_CHARS = 300
-_MAX_DETAILS = 12
+# gRPC's soft limit for all metadata of a call is 8 KiB
+_MAX_MESSAGE_BYTES = 2000
+_MAX_DETAIL_BYTES = 400
+_MAX_DETAILS_BYTES = 3000
 
 _Details = dict[str, str | int | float | None]
 
 
 def encode_error(error: ServingError) -> bytes:
-    """A serialized ErrorDetail, at most about 6 KiB whatever the error holds."""
-    details: _Details = {}
-    for key, value in list(error.details.items())[:_MAX_DETAILS]:
-        details[key] = _clip(value, _MAX_DETAIL_CHARS) if isinstance(value, str) else value
+    """A serialized ErrorDetail, at most about 5 KiB whatever the error holds; the last details go first."""
+    details: _Details = {
+        key: _clip(value, _MAX_DETAIL_BYTES) if isinstance(value, str) else value
+        for key, value in error.details.items()
+    }
+    while len(text := json.dumps(details)) > _MAX_DETAILS_BYTES:
+        details.popitem()
     message = pb.ErrorDetail(
-        code=error.code,
-        message=_clip(error.message, _MAX_MESSAGE_CHARS),
-        details_json=json.dumps(details),
+        code=error.code, message=_clip(error.message, _MAX_MESSAGE_BYTES), details_json=text
     )
     return message.SerializeToString()
 
@@ -39,8 +41,8 @@ def encode_error(error: ServingError) -> bytes:
 def decode_error(data: bytes) -> ServingError:
     """The error that `data` describes, to be raised by the caller.
 
-    It is always an error: bytes that cannot be read, or a code of a newer peer, become a plain ServingError that
-    keeps what could be read.
+    It is always an error: bytes that cannot be read, or a code of a newer peer, become a plain ServingError
+    that keeps what could be read.
     """
     try:
         message = pb.ErrorDetail.FromString(data)
@@ -64,7 +66,9 @@ def _details(text: str) -> _Details:
     }
 
 
-def _clip(text: str, max_chars: int) -> str:
+def _clip(text: str, max_bytes: int) -> str:
     """`text` as valid UTF-8 (lone surrogates replaced), shortened with an ellipsis."""
-    clean = text.encode("utf-8", "replace").decode("utf-8")
-    return clean if len(clean) <= max_chars else clean[: max_chars - 1] + "…"
+    data = text.encode("utf-8", "replace")
+    if len(data) <= max_bytes:
+        return data.decode("utf-8")
+    return data[: max_bytes - len("…".encode())].decode("utf-8", "ignore") + "…"

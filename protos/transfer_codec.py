@@ -1,4 +1,4 @@
-"""The bridge's messages ↔ values: HandoffTicket, KVLayout, and checks of all that decode is told about a ticket.
+"""The bridge's messages ↔ values: HandoffTicket, KVLayout, checks of what decode is told of a ticket.
 
 Malformed input raises TransferCorrupt. Frames and acknowledgements of a push are not protobuf: they are in
 `kv_transfer.codec`. Pure functions; usable from any thread.
