@@ -1,0 +1,89 @@
+"""KVPool: the tensors of all KV blocks of one worker.
+
+Owns the memory and the form in which a block leaves and enters it; who may write to which block is the
+allocator's business. Written on the step thread; `read_blocks` may run on any thread for blocks that are
+leased, since nobody writes to those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from core.kv_layout import KVLayout
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+}
+
+
+class KVPool:
+    """`num_blocks` blocks of `layout` on one device.
+
+    `tensor` is `[num_layers, 2 (K, V), num_blocks, num_kv_heads, block_size, head_dim]`: the blocks of one
+    layer are one contiguous array of slots per head, a block that travels is gathered from the layers.
+    """
+
+    def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
+        assert num_blocks > 0
+        self.layout = layout
+        self.num_blocks = num_blocks
+        self.device = torch.device(device)
+        # zeros, not empty: a stale NaN in a slot that is masked out would still poison 0 * NaN
+        self.tensor = torch.zeros(
+            (layout.num_layers, 2, num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim),
+            dtype=_DTYPES[layout.dtype],
+            device=self.device,
+        )
+        self._bytes = self.tensor.view(
+            torch.uint8
+        )  # [num_layers, 2, num_blocks, num_kv_heads, block_size, bytes]
+
+    def read_blocks(self, block_ids: Sequence[int]) -> memoryview:
+        """A copy of the blocks, one payload after the other, each `layout.block_shape`; `len(block_ids) *
+        block_bytes` bytes.
+        """
+        staging = torch.empty((len(block_ids), *self._block_shape), dtype=torch.uint8)
+        for index, block_id in enumerate(block_ids):
+            staging[index].copy_(self._bytes[:, :, block_id])
+        return staging.numpy().data.cast("B") if block_ids else memoryview(b"")
+
+    def write_blocks(self, block_ids: Sequence[int], payload: memoryview | bytes) -> None:
+        """The inverse of `read_blocks`. Raises ValueError if the payload's length does not fit the number of
+        blocks.
+        """
+        expected = len(block_ids) * self.layout.block_bytes
+        view = memoryview(payload)
+        if view.nbytes != expected:
+            raise ValueError(f"payload has {view.nbytes} bytes, {len(block_ids)} blocks have {expected}")
+        if not block_ids:
+            return
+        # numpy takes read-only and unaligned buffers without a copy
+        source = np.frombuffer(view, dtype=np.uint8).reshape(len(block_ids), *self._block_shape)
+        if self.device.type == "cpu":
+            target = self._bytes.numpy()
+            for index, block_id in enumerate(block_ids):
+                target[:, :, block_id] = source[index]
+            return
+        staged = torch.from_numpy(source.copy()).to(self.device)
+        for index, block_id in enumerate(block_ids):
+            self._bytes[:, :, block_id].copy_(staged[index])
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy each (source, target); all sources are read before any target is written."""
+        if not pairs:
+            return
+        sources = torch.tensor([source for source, _ in pairs], device=self.device)
+        targets = torch.tensor([target for _, target in pairs], device=self.device)
+        self.tensor[:, :, targets] = self.tensor[:, :, sources]
+
+    @property
+    def _block_shape(self) -> tuple[int, int, int, int, int]:
+        shape = self._bytes.shape
+        return (shape[0], shape[1], shape[3], shape[4], shape[5])
