@@ -1,0 +1,112 @@
+"""RouterConfig: the section `router` of the configuration. Owns its defaults and their limits; values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PlanSetting(StrEnum):
+    """Who reads prompts: the cheapest (`auto`), always a prefill worker if there is one (`remote`), always decode (`local`)."""
+
+    AUTO = "auto"
+    REMOTE = "remote"
+    LOCAL = "local"
+
+
+class DefaultsSetting(StrEnum):
+    """Sampling defaults of a request that leaves them out: the checkpoint's generation_config, or OpenAI's."""
+
+    MODEL = "model"
+    OPENAI = "openai"
+
+
+@dataclass(frozen=True, slots=True)
+class RouterConfig:
+    """Settings of section `router`.
+
+    `model_name`: the served name (None: the model folder's). `max_context`: a lower limit than the model's and the
+    workers' (None: none). `default_timeout_s` is the deadline of a request without `X-Request-Timeout`,
+    `max_timeout_s` the longest a client may ask for. `head_hold_s`: how long a streaming response waits for its first
+    token before its status line is sent; an error before that has an HTTP status of its own.
+
+    `max_concurrency` requests (prompts count singly) run at once, `max_queue` more wait; beyond that 429.
+    `worker_wait_s`: how long a new request waits for a worker when there is none, then 503. A request that has already
+    been placed waits for a replacement until `give_up_before_s` before its deadline. `max_failures`: worker failures
+    (not refusals) that one request survives.
+
+    Placement (milliseconds): `tie_ms` within which candidates count as equal; `handoff_overhead_ms` fixed cost of a
+    handoff; `local_prefill_penalty` how much dearer a token read on a decode worker is; the rates are assumed until
+    measured.
+    """
+
+    model_name: str | None = None
+    max_context: int | None = None
+    sampling_defaults: DefaultsSetting = DefaultsSetting.MODEL
+    plan: PlanSetting = PlanSetting.AUTO
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_n: int = 16
+    max_prompts: int = 128
+    max_logprobs: int = 20
+    max_stop_strings: int = 16
+    max_stop_chars: int = 1024
+    max_stop_token_ids: int = 128
+    max_logit_bias: int = 1024
+
+    default_timeout_s: float = 300.0
+    max_timeout_s: float = 3600.0
+    head_hold_s: float = 15.0
+    max_concurrency: int = 512
+    max_queue: int = 1024
+
+    worker_wait_s: float = 30.0
+    give_up_before_s: float = 5.0
+    max_failures: int = 6
+    refusal_backoff_s: float = 0.05
+    max_backoff_s: float = 1.0
+
+    membership_poll_s: float = 0.5
+    membership_timeout_s: float = 2.0
+    suspect_after_s: float = 3.0
+    reconnect_s: float = 0.5
+    metrics_timeout_s: float = 0.5
+
+    tie_ms: float = 1.0
+    handoff_overhead_ms: float = 5.0
+    local_prefill_penalty: float = 1.25
+    assumed_prefill_tokens_per_s: float = 500.0
+    assumed_step_s: float = 0.05
+    assumed_bytes_per_s: float = 1e9
+
+    def __post_init__(self) -> None:
+        for name in ("max_body_bytes", "max_n", "max_prompts", "max_concurrency", "max_failures"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1")
+        for name in ("max_queue", "max_logprobs", "max_stop_strings", "max_stop_token_ids", "max_logit_bias"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
+        for name in (
+            "default_timeout_s",
+            "max_timeout_s",
+            "refusal_backoff_s",
+            "max_backoff_s",
+            "membership_poll_s",
+            "membership_timeout_s",
+            "suspect_after_s",
+            "reconnect_s",
+            "metrics_timeout_s",
+            "local_prefill_penalty",
+            "assumed_prefill_tokens_per_s",
+            "assumed_step_s",
+            "assumed_bytes_per_s",
+        ):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
+        for name in ("head_hold_s", "worker_wait_s", "give_up_before_s", "tie_ms", "handoff_overhead_ms"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative")
+        if self.max_context is not None and self.max_context < 1:
+            raise ValueError("max_context must be at least 1")
+        if self.default_timeout_s > self.max_timeout_s:
+            raise ValueError("default_timeout_s must not exceed max_timeout_s")
