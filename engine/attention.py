@@ -85,7 +85,7 @@ class TorchAttentionStep:
         self._parts = parts
 
     def run(self, layer_index: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """Store `k`, `v [num_tokens, num_kv_heads, head_dim]`, then attend with `q`, whose shape it returns."""
+        """Store `k`, `v [num_tokens, num_kv_heads, head_dim]`, attend with `q`; returns the shape of `q`."""
         head_dim = q.shape[-1]
         slots, blocks = self._slots[layer_index], self._blocks[layer_index]
         slots.index_copy_(0, self._key_rows, k.reshape(-1, head_dim))

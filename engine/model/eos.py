@@ -15,8 +15,8 @@ from engine.model.checkpoint_json import Section, read_json
 from engine.model.generation import GENERATION_FILE
 
 
-def eos_token_ids(path: Path, config: Section, default: int | None, vocab_size: int) -> tuple[int, ...]:
-    """The sorted union of the folder's end-of-sequence ids; `default` (the architecture's) if none is named.
+def eos_token_ids(path: Path, config: Section, default: int | None, vocab_size: int) -> frozenset[int]:
+    """The union of the folder's end-of-sequence ids; `default` (the architecture's) if none is named.
 
     Ids outside the vocabulary can never be sampled and are left out. Raises InvalidConfig for a value of the
     wrong type.
@@ -27,7 +27,7 @@ def eos_token_ids(path: Path, config: Section, default: int | None, vocab_size: 
     found |= _tokenizer_eos(path)
     if not found and default is not None:
         found = {default}
-    return tuple(sorted(token_id for token_id in found if 0 <= token_id < vocab_size))
+    return frozenset(token_id for token_id in found if 0 <= token_id < vocab_size)
 
 
 def _ids(value: Any, file: str) -> set[int]:

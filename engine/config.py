@@ -1,0 +1,42 @@
+"""EngineConfig: the section `engine` of the configuration. Owns its defaults; values only.
+
+How many tokens and sequences a step may have is the workers' business, and so not here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.model.names import BUNDLED_MODEL
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Which model a worker serves, and with what memory and threads.
+
+    `model` is the bundled model's name, a checkpoint folder, or the name of a repository on the Hugging Face
+    hub. KV blocks of `block_size` tokens: `num_kv_blocks` of them, or as many as fit `kv_cache_bytes` if that
+    is 0. `max_context` caps prompt and output of a sequence; 0 means what the model was made for, and a
+    longer one than that is refused. `threads` for arithmetic; 0 means one per usable core.
+    """
+
+    model: str = BUNDLED_MODEL
+    dtype: Literal["float32"] = "float32"
+    block_size: int = 16
+    num_kv_blocks: int = 0
+    kv_cache_bytes: int = _GIB
+    max_context: int = 0
+    threads: int = 0
+    enable_prefix_cache: bool = True
+
+    def __post_init__(self) -> None:
+        if self.block_size < 1:
+            raise ValueError("block_size must be at least 1")
+        if self.num_kv_blocks == 0 and self.kv_cache_bytes < 1:
+            raise ValueError("num_kv_blocks or kv_cache_bytes must be given")
+        for name in ("num_kv_blocks", "max_context", "threads"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative")
