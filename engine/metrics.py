@@ -1,8 +1,9 @@
 """EngineMetrics: what any worker counts about its engine, whatever its role.
 
-Owns the Prometheus series of sequences, KV blocks, tokens and steps, and the running averages that a WorkerStatus carries. It does not own
-the bridge's series (`kv_transfer.metrics`) nor a role's tickets. Written on the step thread; scraped from any thread.
-Labels: `role` and the configured `model`, never a value that a client can invent.
+Owns the Prometheus series of sequences, KV blocks, tokens and steps, and the running averages that a
+WorkerStatus carries. It does not own the bridge's series (`kv_transfer.metrics`) nor a role's tickets.
+Written on the step thread; scraped from any thread. Labels: `role` and the configured `model`, never a value
+that a client can invent.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ FINISH_REASONS = ("stop", "length", "cancelled", "error", "handed_over")
 class EngineMetrics:
     """One worker's engine series, registered in `registry`.
 
-    Gauges are set from a whole WorkerStatus at once, so none of them can be left behind by a path that forgot to count down.
+    Gauges are set from a whole WorkerStatus at once, so none of them can be left behind by a path that forgot
+    to count down.
     """
 
     def __init__(self, registry: CollectorRegistry, role: Role, model: str = "") -> None:
@@ -93,7 +95,9 @@ class EngineMetrics:
         self._prefill_seconds = 0.0
 
     def observe_status(self, status: WorkerStatus) -> None:
-        """Set all load gauges; called after each step and at each tick, so they fall to zero without new traffic."""
+        """Set all load gauges; called after each step and at each tick, so they fall to zero without new
+        traffic.
+        """
         self._running.set(status.num_running)
         self._waiting.set(status.num_waiting)
         self._waiting_tokens.set(status.num_waiting_tokens)
@@ -108,7 +112,9 @@ class EngineMetrics:
         self._leak.set(difference)
 
     def observe_start(self, sequence: Sequence) -> None:
-        """A sequence was started on this worker by reading its prompt. Restarts after a preemption do not count again."""
+        """A sequence was started on this worker by reading its prompt. Restarts after a preemption do not
+        count again.
+        """
         if sequence.num_preemptions:
             return
         self._prompt_tokens.inc(sequence.num_prompt_tokens)
@@ -129,7 +135,9 @@ class EngineMetrics:
         self._finished[reason].inc()
 
     def observe_step(self, seconds: float, num_prefill_tokens: int) -> None:
-        """A step took `seconds` and computed `num_prefill_tokens` tokens of prompts (0 in a step of decoding only)."""
+        """A step took `seconds` and computed `num_prefill_tokens` tokens of prompts (0 in a step of decoding
+        only).
+        """
         self._steps.observe(seconds)
         self._step_count = self._step_count * _DECAY + 1.0
         self._step_seconds = self._step_seconds * _DECAY + seconds
@@ -148,7 +156,8 @@ class EngineMetrics:
         return self._step_seconds / self._step_count if self._step_count > 0 else 0.0
 
     def observe_slots(self, sequences: Iterable[Sequence], block_size: int, now: float) -> None:
-        """What `sequences` hold from `now` (seconds) on; what was held since the last call is added to the integrals.
+        """What `sequences` hold from `now` (seconds) on; what was held since the last call is added to the
+        integrals.
 
         A block shared by several sequences counts once for each of them, and so do the tokens in it.
         """

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 class PrefillConfig:
     """How a prefill worker schedules and hands over.
 
-    `token_budget` tokens at most are computed in one step; a longer prompt is read in chunks of it. `max_num_seqs` prompts are under way at
-    once, `max_waiting` wait at most (more are refused with Retry-After). A ticket with nothing left to compute that makes no progress for
-    `lease_silence_s` is given up; telling decode so takes `abort_timeout_s` at most. The worker calls itself unhealthy when there was work
-    but no progress for `stall_s`. `home_pool` and `model` are what it announces.
+    `token_budget` tokens at most are computed in one step; a longer prompt is read in chunks of it.
+    `max_num_seqs` prompts are under way at once, `max_waiting` wait at most (more are refused with
+    Retry-After). A ticket with nothing left to compute that makes no progress for `lease_silence_s` is given
+    up; telling decode so takes `abort_timeout_s` at most. The worker calls itself unhealthy when there was
+    work but no progress for `stall_s`. `home_pool` and `model` are what it announces.
     """
 
     token_budget: int = 512

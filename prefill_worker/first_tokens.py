@@ -17,7 +17,8 @@ def first_tokens(
 ) -> tuple[TokenDelta, ...]:
     """The deltas of `sequence`, whose tokens are all computed, in the order of `sample_indices`.
 
-    `sampled` has one token per sample, or none when the prompt was only to be read: then each delta finishes by LENGTH without a token.
+    `sampled` has one token per sample, or none when the prompt was only to be read: then each delta finishes
+    by LENGTH without a token.
     """
     if not sampled:
         return tuple(_delta(sequence, index, None, FinishReason.LENGTH) for index in sample_indices)
@@ -45,7 +46,9 @@ def _delta(
 def _finish_reason(
     sequence: Sequence, sample_index: int, token: SampledToken, eos_token_ids: frozenset[int]
 ) -> FinishReason | None:
-    """Whether `token` ends the sample; `sequence` itself stays as it is, since its length is that of the ticket."""
+    """Whether `token` ends the sample; `sequence` itself stays as it is, since its length is that of the
+    ticket.
+    """
     continued = Sequence(
         sequence.request, sample_index, [*sequence.token_ids, token.token_id], sequence.max_context
     )

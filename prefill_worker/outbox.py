@@ -1,8 +1,8 @@
 """Outbox: the leases of this worker: blocks that stay held because a ticket still sends them.
 
-Owned by the step thread; no tensors, no I/O, time is an argument. A lease takes a hold of its own on each block given to the bridge, so the
-sequence may go at any time and the bytes stay. A ticket's end and the end of its reading are two things: blocks go back only when nobody
-reads them any more.
+Owned by the step thread; no tensors, no I/O, time is an argument. A lease takes a hold of its own on each
+block given to the bridge, so the sequence may go at any time and the bytes stay. A ticket's end and the end
+of its reading are two things: blocks go back only when nobody reads them any more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class BlockHolder(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One ticket's blocks, in the order of the ticket. `is_sealed`: all are here, nothing is left to compute."""
+    """One ticket's blocks in order. `is_sealed`: all are here, nothing is left to compute."""
 
     ticket: HandoffTicket
     deadline_at: float
@@ -45,7 +45,9 @@ class Lease:
 
 
 class Outbox:
-    """All leases by ticket. Every message may come twice or late: a transition that the automaton forbids changes nothing."""
+    """All leases by ticket. Every message may come twice or late: a transition that the automaton forbids
+    changes nothing.
+    """
 
     def __init__(self, allocator: BlockHolder, silence_s: float, memory_s: float = 60.0) -> None:
         self._allocator = allocator
@@ -77,9 +79,12 @@ class Outbox:
     def add_blocks(
         self, ticket_id: TicketId, block_ids: Sequence[int], now: float, is_last: bool = False
     ) -> None:
-        """Hold the next blocks of the ticket until its reading ends. Only full blocks, and with `is_last` the tail."""
+        """Hold the next blocks of the ticket until its reading ends. Only full blocks, and with `is_last` the
+        tail.
+        """
         lease = self._leases[ticket_id]
-        assert not lease.has_ended and not lease.is_sealed, "blocks are leased to a ticket under way"
+        assert not lease.has_ended, "an ended ticket takes no more blocks"
+        assert not lease.is_sealed, "all blocks of the ticket are leased already"
         self._allocator.hold(block_ids)
         lease.block_table.extend(block_ids)
         lease.is_sealed = is_last
@@ -114,7 +119,9 @@ class Outbox:
         self._past[ticket_id] = max(lease.deadline_at, now + self._memory_s)
 
     def remember(self, ticket_id: TicketId, until: float, is_cancelled: bool = False) -> None:
-        """Refuse a prefill of `ticket_id` until then: one was admitted, or (`is_cancelled`) its cancellation overtook it."""
+        """Refuse a prefill of `ticket_id` until then: one was admitted, or (`is_cancelled`) its cancellation
+        overtook it.
+        """
         self._past[ticket_id] = until
         if is_cancelled:
             self._cancelled.add(ticket_id)

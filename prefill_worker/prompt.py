@@ -1,6 +1,7 @@
 """Prompt: one prefill job on this worker, from its admission to its first tokens.
 
-Owns what is checked about a job before it may wait, and the stamps of its way. The step thread changes it; no tensors, no I/O.
+Owns what is checked about a job before it may wait, and the stamps of its way. The step thread changes it; no
+tensors, no I/O.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from engine.sequence import Sequence, new_sequence
 class Prompt:
     """A prompt (with the emitted tokens of a resumed request) to be read once for all its samples.
 
-    `is_sampled` is False when no token is wanted (`max_tokens` 0): the prompt is only read. `is_handed_over` says whether a ticket is offered
-    when it starts. Times are seconds of the worker's clock. `num_uncached_tokens` is the estimate at admission. `num_handed_blocks` counts the
-    blocks already given to the bridge.
+    `is_sampled` is False when no token is wanted (`max_tokens` 0): the prompt is only read. `is_handed_over`
+    says whether a ticket is offered when it starts. Times are seconds of the worker's clock.
+    `num_uncached_tokens` is the estimate at admission. `num_handed_blocks` counts the blocks already given to
+    the bridge.
     """
 
     job: PrefillJob
@@ -41,7 +43,9 @@ class Prompt:
 
 
 def new_prompt(job: PrefillJob, max_context: int, vocab_size: int, now: float) -> Prompt:
-    """The prompt of a job that this model can read. Raises InvalidRequest (naming the field) or ContextTooLong."""
+    """The prompt of a job that this model can read. Raises InvalidRequest (naming the field) or
+    ContextTooLong.
+    """
     request = job.request
     emitted = _emitted(job)
     _check_tokens(request.prompt_token_ids, vocab_size, "prompt")
@@ -50,7 +54,7 @@ def new_prompt(job: PrefillJob, max_context: int, vocab_size: int, now: float) -
     num_tokens = request.num_prompt_tokens + len(emitted)
     if num_tokens + min(1, max(0, num_left)) > max_context:
         raise ContextTooLong(
-            f"the prompt has {num_tokens} tokens; with at least one answer token it exceeds the context of {max_context}",
+            f"the prompt has {num_tokens} tokens; with an answer it exceeds the context of {max_context}",
             param="prompt",
             num_tokens=num_tokens,
             max_context=max_context,

@@ -1,7 +1,8 @@
 """PrefillScheduler: which prompts wait, which are being read, and what the next step computes.
 
-Policy only: no tensors, no I/O, time is an argument. Owned by the step thread. It asks for blocks through `try_start` and never takes them
-back: a prompt is started only when all its blocks are there, so started prompts always reach their end and none is preempted.
+Policy only: no tensors, no I/O, time is an argument. Owned by the step thread. It asks for blocks through
+`try_start` and never takes them back: a prompt is started only when all its blocks are there, so started
+prompts always reach their end and none is preempted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class PrefillPlan:
 class PrefillScheduler:
     """A bounded queue and the prompts under way.
 
-    The head of the queue is never overtaken for want of blocks: a long prompt waits for leases to end, it does not starve.
+    The head of the queue is never overtaken for want of blocks: a long prompt waits for leases to end, it
+    does not starve.
     """
 
     def __init__(
@@ -58,7 +60,8 @@ class PrefillScheduler:
         self._running: list[Prompt] = []
 
     def admit(self, prompt: Prompt, tokens_per_s: float) -> None:
-        """Let `prompt` wait. `tokens_per_s` is the measured rate (0: unknown), from which Retry-After follows.
+        """Let `prompt` wait. `tokens_per_s` is the measured rate (0: unknown), from which Retry-After
+        follows.
 
         Raises ContextTooLong for a prompt larger than the whole pool, Overloaded when the queue is full.
         """
@@ -82,8 +85,8 @@ class PrefillScheduler:
     def plan(self, now: float) -> PrefillPlan | None:
         """The next step, or None when nothing can be computed now.
 
-        Prompts under way come first, oldest first, each with as much of the budget as is left; then waiting ones are started while budget,
-        places and blocks last.
+        Prompts under way come first, oldest first, each with as much of the budget as is left; then waiting
+        ones are started while budget, places and blocks last.
         """
         budget = self._config.token_budget
         scheduled: list[ScheduledSequence] = []

@@ -149,7 +149,8 @@ def test_every_prompt_is_read_once_within_budget_and_nothing_leaks(
     done: list[Prompt] = []
     started: list[Prompt] = []
     for _ in range(2 * sum(lengths) + 2):
-        if doomed and data.draw(st.booleans()):
+        is_cancelled: bool = data.draw(st.booleans())
+        if doomed and is_cancelled:
             prompt = doomed.pop()
             if scheduler.remove(prompt):
                 cache.release(prompt.sequence)

@@ -1,0 +1,148 @@
+"""PrefillCall: one Prefill call on the IO loop: its reply, and the handoff that may outlive it.
+
+Owns the order of events between the first token and the ticket: the reply goes out when the tokens are
+sampled and the offer was granted; the commit comes after. Knows no blocks' contents and no scheduler: it
+reports to the step thread through `HandoffReport`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from core.errors import HandoffError, ServingError
+from core.handoff import HandoffTicket, TicketState
+from core.ids import TicketId
+from core.jobs import PrefillResult
+from kv_transfer.sender import SendSession
+from prefill_worker.prompt import Prompt
+
+_log = logging.getLogger(__name__)
+
+
+class HandoffReport(Protocol):
+    """What the step thread wants to hear. Called on the IO loop; returns at once."""
+
+    def granted(self, ticket_id: TicketId) -> None: ...
+
+    def closed(self, ticket_id: TicketId, state: TicketState) -> None: ...
+
+
+class PrefillCall:
+    """A call from its admission until both its reply and its ticket have ended. Every method runs on the IO
+    loop.
+    """
+
+    def __init__(self, prompt: Prompt, report: HandoffReport, abort_timeout_s: float) -> None:
+        self.prompt = prompt
+        self.reply: asyncio.Future[PrefillResult] = asyncio.get_running_loop().create_future()
+        self.handoff: asyncio.Task[None] | None = None
+        self._report = report
+        self._abort_timeout_s = abort_timeout_s
+        self._session: SendSession | None = None
+        self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._result: PrefillResult | None = None
+        self._is_granted = False
+        self._is_handing_over = False
+        self._stop_reason: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stop_reason is not None
+
+    @property
+    def has_ended(self) -> bool:
+        return self.reply.done() and (self.handoff is None or self.handoff.done())
+
+    def start_handoff(self, ticket: HandoffTicket, session: SendSession) -> asyncio.Task[None]:
+        """Offer the ticket; the task ends when nobody reads the ticket's blocks any more, and has reported
+        so.
+        """
+        self._session = session
+        self.handoff = asyncio.get_running_loop().create_task(
+            self._hand_over(ticket, session), name=f"handoff {ticket.ticket_id}"
+        )
+        return self.handoff
+
+    def add_blocks(self, first_index: int, block_ids: tuple[int, ...]) -> None:
+        """Blocks of the ticket that may be sent."""
+        if self._session is not None and not self.is_stopped:
+            self._session.add_blocks(first_index, block_ids)
+
+    def set_computed(self, result: PrefillResult, is_finished: bool) -> None:
+        """The first tokens are there; `is_finished`: the ticket is not wanted any more."""
+        self._result = result
+        if self.handoff is None or is_finished:
+            self._answer(result)
+            self.stop("finished at the first token")
+            return
+        if not self._computed.done():
+            self._computed.set_result(self.prompt.sequence.num_tokens)
+        self._answer_if_granted()
+
+    def fail(self, error: ServingError) -> None:
+        """End the call with `error`, and its ticket."""
+        if not self.reply.done():
+            self.reply.set_exception(error)
+        self.stop(error.code)
+
+    def stop(self, reason: str) -> None:
+        """Abort the ticket, if it has not ended. The reply stays as it is. Safe to call twice."""
+        if self._stop_reason is not None:
+            return
+        self._stop_reason = reason
+        # a task that is cancelled before its first step would never report
+        if self.handoff is not None and self._is_handing_over:
+            self.handoff.cancel()
+
+    async def _hand_over(self, ticket: HandoffTicket, session: SendSession) -> None:
+        state = TicketState.ABORTED
+        self._is_handing_over = True
+        try:
+            if self.is_stopped:
+                await self._abort(session, self._stop_reason or "")
+                return
+            await session.offered()
+            self._report.granted(ticket.ticket_id)
+            self._is_granted = True
+            self._answer_if_granted()
+            await session.finish(await self._computed)
+            state = TicketState.COMMITTED
+        except asyncio.CancelledError:
+            # only `stop` cancels this task: it is ours to swallow
+            await self._abort(session, self._stop_reason or "cancelled")
+        except ServingError as error:
+            await self._give_up(ticket, session, error)
+        except Exception as error:  # noqa: BLE001 (logged, and told to the caller)
+            _log.exception("handoff of ticket %s failed", ticket.ticket_id)
+            await self._give_up(ticket, session, HandoffError(f"the handoff failed ({type(error).__name__})"))
+        finally:
+            self._is_handing_over = False
+            self._report.closed(ticket.ticket_id, state)
+
+    async def _give_up(self, ticket: HandoffTicket, session: SendSession, error: ServingError) -> None:
+        if self.reply.done():
+            # the first token is a fact already: decode, told by the abort, prefills by itself
+            _log.warning("ticket %s was not committed: %s: %s", ticket.ticket_id, error.code, error.message)
+        else:
+            self.reply.set_exception(error)
+        self._stop_reason = self._stop_reason or error.code
+        await self._abort(session, error.code)
+
+    async def _abort(self, session: SendSession, reason: str) -> None:
+        try:
+            async with asyncio.timeout(self._abort_timeout_s):
+                await session.abort(reason)
+        except TimeoutError:
+            _log.warning("decode did not answer the abort of a ticket within %g s", self._abort_timeout_s)
+        except ServingError as error:
+            _log.warning("decode could not be told of an abort: %s", error.message)
+
+    def _answer_if_granted(self) -> None:
+        if self._is_granted and self._result is not None:
+            self._answer(self._result)
+
+    def _answer(self, result: PrefillResult) -> None:
+        if not self.reply.done():
+            self.reply.set_result(result)
