@@ -50,7 +50,7 @@ def _download(name: str, progress: Progress | None) -> Path:
         )
     except (OSError, ValueError, huggingface_hub.errors.HfHubHTTPError) as error:
         raise InvalidConfig(
-            f"model {name} is not a folder here and could not be had from the hub ({type(error).__name__}: {error})",
+            f"model {name} is no folder here and the hub did not give it ({type(error).__name__}: {error})",
             key="model",
         ) from error
     if progress is not None:
