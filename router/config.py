@@ -7,7 +7,9 @@ from enum import StrEnum
 
 
 class PlanSetting(StrEnum):
-    """Who reads prompts: the cheapest (`auto`), always a prefill worker if there is one (`remote`), always decode (`local`)."""
+    """Who reads prompts: the cheapest (`auto`), always a prefill worker if there is one (`remote`), always
+    decode (`local`).
+    """
 
     AUTO = "auto"
     REMOTE = "remote"
@@ -25,19 +27,20 @@ class DefaultsSetting(StrEnum):
 class RouterConfig:
     """Settings of section `router`.
 
-    `model_name`: the served name (None: the model folder's). `max_context`: a lower limit than the model's and the
-    workers' (None: none). `default_timeout_s` is the deadline of a request without `X-Request-Timeout`,
-    `max_timeout_s` the longest a client may ask for. `head_hold_s`: how long a streaming response waits for its first
-    token before its status line is sent; an error before that has an HTTP status of its own.
+    `model_name`: the served name (None: the model folder's). `max_context`: a lower limit than the model's
+    and the workers' (None: none). `default_timeout_s` is the deadline of a request without
+    `X-Request-Timeout`, `max_timeout_s` the longest a client may ask for. `head_hold_s`: how long a
+    streaming response waits for its first token before its status line is sent; an error before that has an
+    HTTP status of its own.
 
     `max_concurrency` requests (prompts count singly) run at once, `max_queue` more wait; beyond that 429.
-    `worker_wait_s`: how long a new request waits for a worker when there is none, then 503. A request that has already
-    been placed waits for a replacement until `give_up_before_s` before its deadline. `max_failures`: worker failures
-    (not refusals) that one request survives.
+    `worker_wait_s`: how long a new request waits for a worker when there is none, then 503. A request that
+    has already been placed waits for a replacement until `give_up_before_s` before its deadline.
+    `max_failures`: worker failures (not refusals) that one request survives.
 
-    Placement (milliseconds): `tie_ms` within which candidates count as equal; `handoff_overhead_ms` fixed cost of a
-    handoff; `local_prefill_penalty` how much dearer a token read on a decode worker is; the rates are assumed until
-    measured.
+    Placement (milliseconds): `tie_ms` within which candidates count as equal; `handoff_overhead_ms` fixed
+    cost of a handoff; `local_prefill_penalty` how much dearer a token read on a decode worker is; the rates
+    are assumed until measured.
     """
 
     model_name: str | None = None

@@ -1,7 +1,7 @@
 """What the router needs of a worker and of whoever knows the workers: Worker, Connect, MembershipSource.
 
-Protocols only. `worker_clients.GrpcWorker` fulfils `Worker` over gRPC; a worker in the same process fulfils it through
-`InProcessWorker`. All coroutines run on the router's event loop.
+Protocols only. `worker_clients.GrpcWorker` fulfils `Worker` over gRPC; a worker in the same process fulfils
+it through `InProcessWorker`. All coroutines run on the router's event loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ class WorkerSurface(Protocol):
         ...
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
-        """Tokens until each sample of the job has a finish reason. Closing the iterator detaches from the job."""
+        """Tokens until each sample of the job has a finish reason. Closing the iterator detaches from the
+        job.
+        """
         ...
 
     async def cancel(self, job: CancelJob) -> None:
@@ -30,7 +32,9 @@ class WorkerSurface(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[WatchEvent]:
-        """A snapshot of the cached blocks, then numbered changes and a status each second, until the worker is gone."""
+        """A snapshot of the cached blocks, then numbered changes and a status each second, until the worker
+        is gone.
+        """
         ...
 
     async def metrics(self) -> bytes:
@@ -47,12 +51,14 @@ class Worker(WorkerSurface, Protocol):
 
 
 Connect = Callable[[WorkerRef], Worker]
-"""How a worker is reached; must not block and must not fail: a worker that cannot be reached fails its calls."""
+"""How a worker is reached; must not block and must not fail: a worker that cannot be reached fails its
+calls.
+"""
 
 
 class MembershipSource(Protocol):
-    """Who serves at present. Polled about twice a second; any exception but cancellation means "unknown", the router
-    then keeps its last table.
+    """Who serves at present. Polled about twice a second; any exception but cancellation means "unknown",
+    the router then keeps its last table.
     """
 
     async def announcements(self) -> tuple[Announcement, ...]: ...
