@@ -1,0 +1,140 @@
+"""Top-k, top-p and min-p: which tokens may be drawn, and how near each was to the other side.
+
+Works on scaled logits x whose row maximum is 0, so that a probability ratio to the best token is exp(x).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.request import SamplingParams
+from engine.sampling.ranking import top_ids
+
+_NUCLEUS_GUESS = 512  # enough for nearly all nuclei, and still below what topk does with a heap
+_MARGIN_TOKENS = 8  # candidates listed behind a top-k cut, to see how near they were
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What filters decided about the listed tokens, `[num_rows, m]`: `is_kept` may be drawn.
+
+    `margin` is how far the decision to keep or drop a token was from falling the other way: a logit gap for
+    top-k and min-p; for top-p the lesser of the cumulative mass against p and the logit gap to the border,
+    since two tokens near the border may also swap places. `floor` `[num_rows]` is the least margin of the
+    tokens that are not listed.
+    """
+
+    is_kept: torch.Tensor
+    margin: torch.Tensor
+    floor: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """`ids` (int64) and `values` (x), both `[num_rows, m]`, of the listed tokens; `cut` is None if all are
+    kept.
+    """
+
+    ids: torch.Tensor
+    values: torch.Tensor
+    cut: Cut | None
+
+
+def unsorted_candidates(x: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
+    """All tokens of `[num_rows, vocab]`, filtered by min-p alone."""
+    ids = torch.arange(x.shape[-1], device=x.device).expand_as(x)
+    if all(item.min_p == 0.0 for item in params):
+        return Candidates(ids, x, None)
+    threshold = _min_p_threshold(params, x.device)
+    floor = torch.full((x.shape[0],), math.inf, device=x.device)
+    return Candidates(ids, x, Cut(x >= threshold, _distance(x, threshold), floor))
+
+
+def num_listed(params: SamplingParams, vocab_size: int) -> int:
+    """How many best tokens to list at first; depends on this row's parameters only."""
+    wanted = params.top_k + _MARGIN_TOKENS if 0 < params.top_k < vocab_size else _NUCLEUS_GUESS
+    return min(vocab_size, wanted)
+
+
+def sorted_candidates(x: torch.Tensor, params: Sequence[SamplingParams], num: int) -> Candidates | None:
+    """The `num` best tokens of `[num_rows, vocab]` in order, filtered by top-k, top-p and min-p in this
+    order.
+
+    None if a nucleus does not end among them: list more. Top-p keeps the smallest set of best tokens whose
+    mass, of what top-k left, is at least p, and at least one token.
+    """
+    vocab_size = x.shape[-1]
+    ids = top_ids(x, num)
+    values = x.gather(-1, ids)
+    rank = torch.arange(num, device=x.device)[None, :]  # [1, num]
+    in_k, margin_k = _top_k(values, rank, params, vocab_size)
+    mass = _mass_before(x, values, in_k, params)  # [num_rows, num + 1]
+    p = _column([item.top_p if item.top_p < 1.0 else math.inf for item in params], x.device)
+    is_open = torch.tensor([[item.top_p < 1.0] for item in params], device=x.device)
+    if num < vocab_size and bool((is_open & in_k[:, -1:] & (mass[:, -1:] < p)).any()):
+        return None
+    in_p = (mass[:, :-1] < p) | (rank == 0)
+    margin_p = torch.minimum((mass[:, :-1] - p).abs(), _border_gap(values, in_p))
+    threshold = _min_p_threshold(params, x.device)
+    in_m = values >= threshold
+    margin_m = _distance(values, threshold)
+    is_kept = in_k & in_p & in_m
+    margin = torch.where(
+        is_kept,
+        torch.minimum(margin_k, margin_p).minimum(margin_m),
+        # to come in, a token must change sides at each filter that drops it
+        margin_k.masked_fill(in_k, 0.0)
+        .maximum(margin_p.masked_fill(in_p, 0.0))
+        .maximum(margin_m.masked_fill(in_m, 0.0)),
+    )
+    floor = margin[:, -1] if num < vocab_size else torch.full_like(margin[:, -1], math.inf)
+    return Candidates(ids, values, Cut(is_kept, margin, floor))
+
+
+def _top_k(
+    values: torch.Tensor, rank: torch.Tensor, params: Sequence[SamplingParams], vocab_size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    limits = [item.top_k if 0 < item.top_k < vocab_size else vocab_size for item in params]
+    in_k = rank < torch.tensor(limits, device=values.device)[:, None]
+    return in_k, _border_gap(values, in_k)
+
+
+def _border_gap(values: torch.Tensor, is_in: torch.Tensor) -> torch.Tensor:
+    """Logit gap of each token of a sorted row to the nearest one beyond the cut; infinite without a cut in
+    sight.
+    """
+    num_in = is_in.sum(-1, keepdim=True)
+    last_in = values.gather(-1, num_in - 1)
+    first_out = values.gather(-1, num_in.clamp(max=values.shape[-1] - 1))
+    has_cut = num_in < values.shape[-1]
+    gap = torch.where(is_in, values - first_out, last_in - values)
+    return torch.where(has_cut & ~gap.isnan(), gap, math.inf)  # masked tokens: -inf - -inf
+
+
+def _mass_before(
+    x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor, params: Sequence[SamplingParams]
+) -> torch.Tensor:
+    """Cumulative mass before each listed token and after the last, in float32: `[num_rows, num + 1]`."""
+    listed = values.masked_fill(~in_k, -math.inf)
+    is_cut = ~in_k.all(-1, keepdim=True)  # top-k ends among the listed: its tokens alone make up the mass
+    total = torch.logsumexp(listed, dim=-1, keepdim=True)
+    if not bool(is_cut.all()):
+        total = torch.where(is_cut, total, torch.logsumexp(x, dim=-1, keepdim=True))
+    mass = torch.cumsum(torch.exp(listed - total), dim=-1)
+    return torch.cat([torch.zeros_like(mass[:, :1]), mass], dim=-1)
+
+
+def _min_p_threshold(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
+    return _column([math.log(item.min_p) if item.min_p > 0.0 else -math.inf for item in params], device)
+
+
+def _distance(values: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    return torch.where(threshold == -math.inf, math.inf, (values - threshold).abs())
+
+
+def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
