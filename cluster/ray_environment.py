@@ -31,7 +31,7 @@ def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
     """Variables for a cluster that this process starts. `run_dir` is short: it becomes part of Unix socket
     paths.
     """
-    haproxy = run_dir / "haproxy"
+    haproxy = run_dir / "h"
     return {
         # streams reach the client through HAProxy, straight from the router replica
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
@@ -41,8 +41,8 @@ def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
         # the defaults lie in one folder under /tmp that all users would share
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(haproxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "admin.sock"),
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(haproxy / "a.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(haproxy / "m.sock"),
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(haproxy),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",

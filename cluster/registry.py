@@ -104,25 +104,30 @@ class RegistryMembership:
             )
 
 
-async def keep_announcing(client: RegistryClient, announcement: Callable[[], Announcement]) -> None:
-    """Announce at once and then every second, until cancelled; a registry that is away is tried again next
-    time.
+class RegistryHerald:
+    """A worker's side: announces it and withdraws it. A registry that is away is tried again or left to
+    forget.
     """
-    has_warned = False
-    while True:
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+
+    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
+        """Announce at once and then every second, until cancelled."""
+        has_warned = False
+        while True:
+            try:
+                await self._client.call("announce", announcement())
+                has_warned = False
+            except ConnectionError as error:
+                if not has_warned:
+                    _log.warning("not announced, trying again: %s", error)
+                    has_warned = True
+            await asyncio.sleep(ANNOUNCE_PERIOD_S)
+
+    async def withdraw(self, announcement: Announcement) -> None:
+        """Leave the table at once."""
         try:
-            await client.call("announce", announcement())
-            has_warned = False
+            await self._client.call("withdraw", announcement.ref.worker_id, announcement.ref.epoch)
         except ConnectionError as error:
-            if not has_warned:
-                _log.warning("not announced, trying again: %s", error)
-                has_warned = True
-        await asyncio.sleep(ANNOUNCE_PERIOD_S)
-
-
-async def withdraw(client: RegistryClient, announcement: Announcement) -> None:
-    """Leave the table at once; if the registry is away, the line lapses by itself."""
-    try:
-        await client.call("withdraw", announcement.ref.worker_id, announcement.ref.epoch)
-    except ConnectionError as error:
-        _log.warning("not withdrawn, the line will lapse: %s", error)
+            _log.warning("not withdrawn, the line will lapse: %s", error)

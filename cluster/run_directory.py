@@ -19,6 +19,9 @@ from core.errors import InvalidConfig
 
 _NOTE = "serve.json"
 
+# HAProxy adds 76 to 86 characters for its socket below a run's folder (7 characters), and a path ends at 107
+MAX_ROOT_LENGTH = 18
+
 
 @dataclass(frozen=True, slots=True)
 class ServeNote:
@@ -30,8 +33,10 @@ class ServeNote:
 
 
 def runs_root() -> Path:
-    """This user's folder for runs, private to them. Short, since Unix socket paths end at 107 bytes."""
+    """This user's folder for runs, private to them, in $TMPDIR unless that is too long for socket paths."""
     root = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+    if len(str(root)) > MAX_ROOT_LENGTH:
+        root = Path("/tmp") / root.name
     root.mkdir(mode=0o700, exist_ok=True)
     owner = root.lstat()
     if not stat.S_ISDIR(owner.st_mode) or owner.st_uid != os.getuid() or owner.st_mode & 0o077:
@@ -43,7 +48,8 @@ def create_run_directory() -> Path:
     """A new empty folder under `runs_root()`."""
     path = runs_root() / secrets.token_hex(3)
     path.mkdir(mode=0o700)
-    (path / "haproxy").mkdir()
+    (path / "h").mkdir()
+    (path / "r").mkdir()
     return path
 
 

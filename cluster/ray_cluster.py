@@ -1,0 +1,143 @@
+"""A local Ray cluster with Serve in it: started, watched until the application runs, taken down without a
+trace.
+
+Owns the order of start and stop and the processes in between. Knows nothing of models or requests. Everything
+here runs on the main thread of `baton serve`; Ray is imported only after its environment is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.ports import free_ports
+from cluster.processes import end_processes, processes_of_run, wait_until_gone
+from cluster.ray_environment import IngressPorts, serve_environment
+
+APP_NAME = "baton"
+OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; Ray's minimum is 75 MiB
+_LOGICAL_CPUS = (
+    64  # our actors ask for none by default: placing them is not a question of cores on one machine
+)
+_END_GRACE_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class StartFailed(Exception):
+    """The application did not come up; the message says why."""
+
+
+class RayCluster:
+    """One local cluster, in the folder `run_dir`. Use as: start, deploy, …, stop; `stop` also after a failure
+    in between.
+    """
+
+    def __init__(self, run_dir: Path, address: str, host: str, port: int) -> None:
+        """`address` as in ClusterConfig.ray_address; Serve's ingress listens on `host:port`."""
+        self._run_dir = run_dir
+        self._address = address
+        self._host = host
+        self._port = port
+        self._registry: Any = None
+
+    def start(self) -> None:
+        """Start Ray or join it; start the Serve controller, its proxies and the registry."""
+        ports = IngressPorts(*free_ports(self._host, IngressPorts.COUNT))
+        os.environ.update(serve_environment(self._run_dir, ports))
+        import ray
+        from ray import serve
+
+        from cluster.registry import NAMESPACE, start_registry
+
+        own = {
+            "num_cpus": _LOGICAL_CPUS,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "_temp_dir": str(self._run_dir / "r"),
+        }
+        with _sigint_kept_from_children():
+            ray.init(
+                address=self._address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                **(own if self._address == "local" else {}),
+            )
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
+        serve.start(http_options={"host": self._host, "port": self._port, "request_timeout_s": None})
+        self._registry = start_registry()
+
+    def deploy(self, application: Any) -> None:
+        """Hand the application to Serve; `is_running` tells when it is up."""
+        from ray import serve
+
+        target = serve.RunTarget(application, name=APP_NAME, route_prefix="/")
+        serve.run_many(
+            [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
+        )
+
+    def is_running(self) -> bool:
+        """Whether each replica is up. Raises StartFailed with Serve's reason when it has given up."""
+        from ray import serve
+        from ray.serve.schema import ApplicationStatus
+
+        application = serve.status().applications.get(APP_NAME)
+        if application is None:
+            return False
+        if application.status is ApplicationStatus.DEPLOY_FAILED:
+            reasons = [status.message for status in application.deployments.values() if status.message]
+            raise StartFailed("\n".join(reasons or [application.message]))
+        return application.status is ApplicationStatus.RUNNING
+
+    def summary(self) -> str:
+        """Deployment by deployment, how far it is."""
+        from ray import serve
+
+        application = serve.status().applications.get(APP_NAME)
+        if application is None:
+            return "not known to Serve yet"
+        return ", ".join(
+            f"{name} {status.replica_states.get('RUNNING', 0)} of {sum(status.replica_states.values())}"
+            for name, status in sorted(application.deployments.items())
+        )
+
+    def stop(self, timeout_s: float) -> None:
+        """Let streams end, stop Serve and Ray, then make sure that no process of the run is left."""
+        import ray
+        from ray import serve
+
+        ours = processes_of_run(self._run_dir, os.getpid())
+        try:
+            if ray.is_initialized():
+                serve.delete(APP_NAME, _blocking=True)
+                serve.shutdown()
+        except Exception:  # noqa: BLE001 - logged, and the processes are ended below whatever it was
+            _log.exception("Ray Serve did not stop by itself; ending its processes")
+        finally:
+            ray.shutdown()
+        ours |= processes_of_run(self._run_dir, os.getpid())
+        num_ended = end_processes(wait_until_gone(ours, timeout_s), _END_GRACE_S)
+        if num_ended:
+            _log.warning("ended %d processes that had not stopped by themselves", num_ended)
+
+    def end(self) -> None:
+        """End every process of the run at once; open streams break."""
+        end_processes(processes_of_run(self._run_dir, os.getpid()), grace_s=1.0)
+
+
+@contextmanager
+def _sigint_kept_from_children() -> Iterator[None]:
+    """Ctrl-C goes to the whole process group. Processes started inside have it blocked, so that only this one
+    acts on it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

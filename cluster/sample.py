@@ -1,0 +1,71 @@
+"""The first conversation after a start: is the service ready, and what does it say.
+
+Owns the questions that `baton serve` puts to its own HTTP address, as any client would. Synchronous; main
+thread.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+
+from core.errors import ServingError
+
+QUESTION = "In one sentence: what is a relay race?"
+MAX_TOKENS = 40
+
+
+def wait_until_ready(url: str, timeout_s: float, keep_waiting: Callable[[str], None]) -> str:
+    """Poll `/ready` until it answers 200; returns the served model's name. `keep_waiting` is told the latest
+    answer and may raise. Raises TimeoutError with that answer when the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    answer = "no answer yet"
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < deadline:
+            try:
+                response = client.get(f"{url}/ready")
+                if response.status_code == httpx.codes.OK:
+                    return str(client.get(f"{url}/v1/models").raise_for_status().json()["data"][0]["id"])
+                answer = f"{response.status_code} {response.text[:300]}"
+            except httpx.TransportError as error:
+                answer = f"{type(error).__name__}: {error}"
+            keep_waiting(answer)
+            time.sleep(0.2)
+    raise TimeoutError(answer)
+
+
+def stream_sample(url: str, model: str) -> Iterator[str]:
+    """The pieces of one sample completion as they arrive. Raises ServingError in the service's words."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": QUESTION}],
+        "max_tokens": MAX_TOKENS,
+        "temperature": 0,
+        "stream": True,
+    }
+    with (
+        httpx.Client(timeout=120.0, trust_env=False) as client,
+        client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
+    ):
+        if response.status_code != httpx.codes.OK:
+            raise ServingError(f"the sample was refused: {response.read().decode(errors='replace')}")
+        for line in response.iter_lines():
+            payload = line.removeprefix("data: ")
+            if payload == line or payload == "[DONE]":
+                continue
+            event = json.loads(payload)
+            if "error" in event:
+                raise ServingError(f"the sample failed: {event['error'].get('message')}")
+            for choice in event["choices"]:
+                if choice["delta"].get("content"):
+                    yield choice["delta"]["content"]
+
+
+def curl_line(url: str, model: str) -> str:
+    """What a user can paste to talk to the service."""
+    body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    return f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{json.dumps(body)}'"

@@ -1,0 +1,143 @@
+"""`baton serve`: from nothing to a service that answers, and back to nothing.
+
+Owns the order of the start (model, cluster, application, readiness, sample), what is printed, and the
+reaction to signals. Main thread only.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import psutil
+from rich.console import Console
+from rich.markup import escape
+
+from cluster.config import BatonConfig
+from cluster.model_folder import prepare_model
+from cluster.ports import choose_port
+from cluster.ray_cluster import RayCluster, StartFailed
+from cluster.run_directory import ServeNote, create_run_directory, remove_run_directory, write_note
+from cluster.sample import QUESTION, curl_line, stream_sample, wait_until_ready
+from cluster.steps import Steps
+
+_STOP_TIMEOUT_S = 10.0
+_STATUS_PERIOD_S = 0.5
+
+
+class StopRequested(Exception):
+    """SIGINT or SIGTERM came while something was going on."""
+
+
+class Stopper:
+    """Turns SIGINT and SIGTERM into StopRequested during the start, into an event afterwards, and counts
+    them.
+    """
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self._raises = False
+
+    def install(self) -> None:
+        signal.signal(signal.SIGINT, self._on_signal)
+        signal.signal(signal.SIGTERM, self._on_signal)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Inside, a signal interrupts the main thread with StopRequested."""
+        self._raises = True
+        try:
+            if self.requested.is_set():
+                raise StopRequested
+            yield
+        finally:
+            self._raises = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.requested.set()
+        if self._raises:
+            self._raises = False
+            raise StopRequested
+
+
+def serve(config: BatonConfig, console: Console) -> int:
+    """Start everything, stay until a signal, stop everything. Returns the exit status."""
+    stopper = Stopper()
+    stopper.install()
+    run_dir = create_run_directory()
+    cluster: RayCluster | None = None
+    try:
+        with stopper.raising():
+            port = choose_port(config.cluster.host, config.cluster.port)
+            url = base_url(config.cluster.host, port)
+            write_note(run_dir, ServeNote(os.getpid(), psutil.Process().create_time(), url))
+            steps = Steps(console)
+            config = prepare_model(config, steps)
+            cluster = RayCluster(run_dir, config.cluster.ray_address, config.cluster.host, port)
+            _start(cluster, config, steps, stopper)
+            model = _await_answer(config, url, steps)
+            show_service(console, url, model)
+        stopper.requested.wait()
+    except StopRequested:
+        console.print("stopped before the start was complete")
+    finally:
+        _stop(cluster, config, console, stopper)
+        remove_run_directory(run_dir)
+    return 0
+
+
+def base_url(host: str, port: int) -> str:
+    """The address to use on this machine for a service that listens on `host`."""
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
+    return f"http://{reachable}:{port}"
+
+
+def show_service(console: Console, url: str, model: str) -> None:
+    """Print how to talk to the service, and let it speak first."""
+    console.print(f"\n[bold]Baton serves {escape(model)} at {url}[/]\n", highlight=False)
+    console.print(curl_line(url, model), highlight=False, markup=False, soft_wrap=True)
+    console.print(f"\n[dim]{QUESTION}[/]", highlight=False)
+    for piece in stream_sample(url, model):
+        console.print(piece, end="", highlight=False, markup=False, soft_wrap=True)
+    console.print("\n\n[dim]Ctrl-C stops it.[/]", highlight=False)
+
+
+def _start(cluster: RayCluster, config: BatonConfig, steps: Steps, stopper: Stopper) -> None:
+    with steps.step("starting Ray"):
+        cluster.start()
+        stopper.install()  # ray.init put its own SIGTERM handler in place
+    from cluster.app import build_application
+
+    with steps.step("starting router and workers") as tell:
+        cluster.deploy(build_application(config))
+        deadline = time.monotonic() + config.cluster.start_timeout_s
+        while not cluster.is_running():
+            if time.monotonic() > deadline:
+                raise StartFailed(f"not up after {config.cluster.start_timeout_s:.0f} s: {cluster.summary()}")
+            tell(cluster.summary())
+            time.sleep(_STATUS_PERIOD_S)
+
+
+def _await_answer(config: BatonConfig, url: str, steps: Steps) -> str:
+    with steps.step("waiting until it can answer") as tell:
+        try:
+            return wait_until_ready(url, config.cluster.start_timeout_s, tell)
+        except TimeoutError as error:
+            raise StartFailed(f"the service does not become ready: {error}") from error
+
+
+def _stop(cluster: RayCluster | None, config: BatonConfig, console: Console, stopper: Stopper) -> None:
+    """A further signal meanwhile ends the processes without waiting for streams."""
+    if cluster is None:
+        return
+    stopper.requested.clear()
+    try:
+        with stopper.raising(), Steps(console).step("stopping"):
+            cluster.stop(config.cluster.drain_timeout_s + _STOP_TIMEOUT_S)
+    except StopRequested:
+        cluster.end()

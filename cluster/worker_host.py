@@ -1,0 +1,84 @@
+"""One worker process: engine, worker, gRPC server and announcements, put together and taken down in order.
+
+Knows no Ray: who hears the announcements is an argument. Built and stopped from any thread; the gRPC server
+and the announcements run on the host's own IO thread, the engine on the worker's step thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Protocol
+
+from cluster.config import BatonConfig
+from cluster.io_thread import IoThread
+from cluster.workers import GrpcServer, build_worker, serve_worker
+from core.clock import MonotonicClock
+from core.errors import WorkerError
+from core.ids import Role, WorkerId, WorkerRef, new_epoch
+from core.worker_status import Announcement
+from kv_transfer.grpc_transport import connect_grpc
+
+_SERVER_GRACE_S = 1.0
+
+
+class Herald(Protocol):
+    """Makes a worker known to the routers."""
+
+    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
+        """Announce until cancelled."""
+        ...
+
+    async def withdraw(self, announcement: Announcement) -> None: ...
+
+
+class WorkerHost:
+    """A running worker that listens on `host` (port of the system's choice) and announces itself."""
+
+    def __init__(
+        self, config: BatonConfig, role: Role, worker_id: WorkerId, host: str, herald: Herald
+    ) -> None:
+        """Loads the model and starts everything; the worker is known to the routers soon after. Takes
+        seconds.
+        """
+        ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
+        self._worker = build_worker(config, ref, MonotonicClock(), connect_grpc)
+        self._herald = herald
+        self._announcing: asyncio.Task[None] | None = None
+        self._io = IoThread(f"io {worker_id}")
+        try:
+            self._server, self.ref = self._io.run(self._start(host, ref))
+        except BaseException:
+            self._io.close()
+            raise
+
+    async def _start(self, host: str, ref: WorkerRef) -> tuple[GrpcServer, WorkerRef]:
+        await self._worker.start()
+        server, port = await serve_worker(self._worker, host)
+        self.ref = dataclasses.replace(ref, address=f"{host}:{port}")
+        self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement))
+        return server, self.ref
+
+    def announcement(self) -> Announcement:
+        return dataclasses.replace(self._worker.announcement(), ref=self.ref)
+
+    def check_health(self) -> None:
+        """Raises WorkerError when the worker does not get on with its work."""
+        if not self._worker.is_healthy():
+            raise WorkerError(f"worker {self.ref.worker_id} makes no progress")
+
+    async def stop(self, drain_timeout_s: float) -> None:
+        """Leave the registry, let running streams end for `drain_timeout_s`, take everything down. From
+        another loop.
+        """
+        await self._io.run_from_loop(self._stop(drain_timeout_s))
+        self._io.close()
+
+    async def _stop(self, drain_timeout_s: float) -> None:
+        if self._announcing is not None:
+            self._announcing.cancel()
+        await self._herald.withdraw(self.announcement())
+        await self._worker.drain(drain_timeout_s)
+        await self._server.stop(_SERVER_GRACE_S)
+        await self._worker.stop()

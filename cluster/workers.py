@@ -1,0 +1,39 @@
+"""A worker of either role: engine + policy. Owns choosing the class by role and nothing else."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import decode_worker.service
+import prefill_worker.service
+from cluster.config import BatonConfig
+from core.clock import Clock
+from core.ids import Role, WorkerRef
+from decode_worker.worker import DecodeWorker
+from engine.runner import ModelRunner
+from kv_transfer.transport import Connect
+from prefill_worker.worker import PrefillWorker
+
+AnyWorker = PrefillWorker | DecodeWorker
+
+
+class GrpcServer(Protocol):
+    async def stop(self, grace: float | None) -> None: ...
+
+
+def build_worker(config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect) -> AnyWorker:
+    """Load and warm up the engine of `ref.role` and put its worker around it; `start` is the caller's. Takes
+    seconds.
+    """
+    runner = ModelRunner.load(config.engine_of(ref.role))
+    runner.warm_up()
+    if ref.role is Role.PREFILL:
+        return PrefillWorker(runner, config.prefill, ref, clock, connect)
+    return DecodeWorker(runner, config.decode, ref, clock)
+
+
+async def serve_worker(worker: AnyWorker, host: str) -> tuple[GrpcServer, int]:
+    """Listen on a free port of `host`; returns the server and the port."""
+    if isinstance(worker, PrefillWorker):
+        return await prefill_worker.service.serve(worker, host)
+    return await decode_worker.service.serve(worker, host)
