@@ -2,31 +2,28 @@
 
 Owns the order of events between the first token and the ticket: the reply goes out when the tokens are
 sampled and the offer was granted; the commit comes after. Knows no blocks' contents and no scheduler: it
-reports to the step thread through `HandoffReport`.
+reports to the step thread through two callables.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from core.errors import HandoffError, ServingError
 from core.handoff import HandoffTicket, TicketState
 from core.ids import TicketId
 from core.jobs import PrefillResult
-from kv_transfer.sender import SendSession
+from kv_transfer.session import SendSession
 from prefill_worker.prompt import Prompt
 
 _log = logging.getLogger(__name__)
 
 
-class HandoffReport(Protocol):
-    """What the step thread wants to hear. Called on the IO loop; returns at once."""
-
-    def granted(self, ticket_id: TicketId) -> None: ...
-
-    def closed(self, ticket_id: TicketId, state: TicketState) -> None: ...
+OnGranted = Callable[[TicketId], None]
+OnClosed = Callable[[TicketId, TicketState], None]
 
 
 class PrefillCall:
@@ -34,12 +31,12 @@ class PrefillCall:
     loop.
     """
 
-    def __init__(self, prompt: Prompt, report: HandoffReport, abort_timeout_s: float) -> None:
+    def __init__(self, prompt: Prompt, on_granted: OnGranted, on_closed: OnClosed) -> None:
         self.prompt = prompt
         self.reply: asyncio.Future[PrefillResult] = asyncio.get_running_loop().create_future()
         self.handoff: asyncio.Task[None] | None = None
-        self._report = report
-        self._abort_timeout_s = abort_timeout_s
+        self._on_granted = on_granted
+        self._on_closed = on_closed
         self._session: SendSession | None = None
         self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._result: PrefillResult | None = None
@@ -97,47 +94,50 @@ class PrefillCall:
             self.handoff.cancel()
 
     async def _hand_over(self, ticket: HandoffTicket, session: SendSession) -> None:
-        state = TicketState.ABORTED
         self._is_handing_over = True
+        reason = "the handoff was stopped"
         try:
-            if self.is_stopped:
-                await self._abort(session, self._stop_reason or "")
-                return
-            await session.offered()
-            self._report.granted(ticket.ticket_id)
-            self._is_granted = True
-            self._answer_if_granted()
-            await session.finish(await self._computed)
-            state = TicketState.COMMITTED
+            await self._commit_when_computed(ticket, session)
         except asyncio.CancelledError:
-            # only `stop` cancels this task: it is ours to swallow
-            await self._abort(session, self._stop_reason or "cancelled")
+            # only `stop` cancels this task, and only once: it is ours to swallow
+            reason = self._stop_reason or reason
         except ServingError as error:
-            await self._give_up(ticket, session, error)
+            reason = error.code
+            self._give_up(ticket, error)
         except Exception as error:  # noqa: BLE001 (logged, and told to the caller)
             _log.exception("handoff of ticket %s failed", ticket.ticket_id)
-            await self._give_up(ticket, session, HandoffError(f"the handoff failed ({type(error).__name__})"))
-        finally:
+            self._give_up(ticket, HandoffError(f"the handoff failed ({type(error).__name__})"))
+        else:
             self._is_handing_over = False
-            self._report.closed(ticket.ticket_id, state)
+            self._on_closed(ticket.ticket_id, TicketState.COMMITTED)
+            return
+        self._is_handing_over = False
+        telling = asyncio.get_running_loop().create_task(session.abort(reason))
+        # telling decode may take a while if it cannot be reached; the blocks need not wait for that
+        await session.ended()
+        self._on_closed(ticket.ticket_id, TicketState.ABORTED)
+        await telling
 
-    async def _give_up(self, ticket: HandoffTicket, session: SendSession, error: ServingError) -> None:
+    async def _commit_when_computed(self, ticket: HandoffTicket, session: SendSession) -> None:
+        if self.is_stopped:
+            raise asyncio.CancelledError
+        await session.offered()
+        self._on_granted(ticket.ticket_id)
+        self._is_granted = True
+        self._answer_if_granted()
+        async with _watching(session) as failing:
+            await asyncio.wait((self._computed, failing), return_when=asyncio.FIRST_COMPLETED)
+        if not self._computed.done() and session.error is not None:
+            raise session.error
+        await session.finish(await self._computed)
+
+    def _give_up(self, ticket: HandoffTicket, error: ServingError) -> None:
+        self._stop_reason = self._stop_reason or error.code
         if self.reply.done():
             # the first token is a fact already: decode, told by the abort, prefills by itself
             _log.warning("ticket %s was not committed: %s: %s", ticket.ticket_id, error.code, error.message)
         else:
             self.reply.set_exception(error)
-        self._stop_reason = self._stop_reason or error.code
-        await self._abort(session, error.code)
-
-    async def _abort(self, session: SendSession, reason: str) -> None:
-        try:
-            async with asyncio.timeout(self._abort_timeout_s):
-                await session.abort(reason)
-        except TimeoutError:
-            _log.warning("decode did not answer the abort of a ticket within %g s", self._abort_timeout_s)
-        except ServingError as error:
-            _log.warning("decode could not be told of an abort: %s", error.message)
 
     def _answer_if_granted(self) -> None:
         if self._is_granted and self._result is not None:
@@ -146,3 +146,13 @@ class PrefillCall:
     def _answer(self, result: PrefillResult) -> None:
         if not self.reply.done():
             self.reply.set_result(result)
+
+
+@asynccontextmanager
+async def _watching(session: SendSession) -> AsyncIterator[asyncio.Task[ServingError | None]]:
+    """A task that ends when the session does."""
+    task = asyncio.get_running_loop().create_task(session.ended())
+    try:
+        yield task
+    finally:
+        task.cancel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kv_transfer.config import BridgeConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,25 +13,23 @@ class PrefillConfig:
 
     `token_budget` tokens at most are computed in one step; a longer prompt is read in chunks of it.
     `max_num_seqs` prompts are under way at once, `max_waiting` wait at most (more are refused with
-    Retry-After). A ticket with nothing left to compute that makes no progress for `lease_silence_s` is given
-    up; telling decode so takes `abort_timeout_s` at most. The worker calls itself unhealthy when there was
-    work but no progress for `stall_s`. `home_pool` and `model` are what it announces.
+    Retry-After). The worker calls itself unhealthy when there was work but no progress for `stall_s`.
+    `home_pool` and `model` are what it announces. `bridge` are the silences and sizes of the handoff.
     """
 
     token_budget: int = 512
     max_num_seqs: int = 16
     max_waiting: int = 256
-    lease_silence_s: float = 10.0
-    abort_timeout_s: float = 2.0
     stall_s: float = 60.0
     status_period_s: float = 1.0
     home_pool: str = "prefill"
     model: str = ""
+    bridge: BridgeConfig = field(default_factory=BridgeConfig)
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_num_seqs", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("lease_silence_s", "abort_timeout_s", "stall_s", "status_period_s"):
+        for name in ("stall_s", "status_period_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")

@@ -81,7 +81,7 @@ class PrefillLoop:
         self._scheduler = PrefillScheduler(
             config, allocator.num_blocks, self._block_size, self._cache.try_start
         )
-        self._outbox = Outbox(allocator, config.lease_silence_s)
+        self._outbox = Outbox(allocator)
         self._tickets: dict[TicketId, Prompt] = {}
         self.progress_at = clock.now()
         self.is_draining = False
@@ -112,11 +112,7 @@ class PrefillLoop:
 
     def granted(self, ticket_id: TicketId) -> None:
         """Decode has reserved room for the ticket."""
-        self._outbox.grant(ticket_id, self._clock.now())
-
-    def moved(self, ticket_id: TicketId) -> None:
-        """The bridge has moved blocks of the ticket."""
-        self._outbox.note_progress(ticket_id, self._clock.now())
+        self._outbox.grant(ticket_id)
 
     def closed(self, ticket_id: TicketId, state: TicketState) -> None:
         """Nobody reads the ticket's blocks any more; it ended as `state` (unless it had expired here). A
@@ -124,7 +120,7 @@ class PrefillLoop:
         """
         now = self._clock.now()
         self.progress_at = now
-        self._outbox.end(ticket_id, state, now)
+        self._outbox.end(ticket_id, state)
         self._outbox.close(ticket_id, now)
         prompt = self._tickets.pop(ticket_id, None)
         if prompt is not None:
@@ -209,7 +205,7 @@ class PrefillLoop:
             return
         ticket = self._ticket(prompt)
         self._tickets[ticket.ticket_id] = prompt
-        self._outbox.open(ticket, prompt.deadline_at, self._clock.now())
+        self._outbox.open(ticket, prompt.deadline_at)
         self._listener.started(prompt, ticket)
         # cached blocks need no computing: they travel while the first chunk is read
         self._lease_blocks(prompt, prompt.sequence.num_computed_tokens // self._block_size)
@@ -274,7 +270,7 @@ class PrefillLoop:
         ticket_id = prompt.job.ticket_id
         if not block_ids or self._outbox.has_ended(ticket_id):
             return
-        self._outbox.add_blocks(ticket_id, block_ids, self._clock.now(), is_last)
+        self._outbox.add_blocks(ticket_id, block_ids, is_last)
         prompt.num_handed_blocks = num_blocks
         self._listener.blocks_ready(prompt, first, block_ids)
 

@@ -34,7 +34,6 @@ class Lease:
 
     ticket: HandoffTicket
     deadline_at: float
-    progress_at: float
     state: TicketState = TicketState.OFFERED
     block_table: list[int] = field(default_factory=list)
     is_sealed: bool = False
@@ -49,9 +48,8 @@ class Outbox:
     changes nothing.
     """
 
-    def __init__(self, allocator: BlockHolder, silence_s: float, memory_s: float = 60.0) -> None:
+    def __init__(self, allocator: BlockHolder, memory_s: float = 60.0) -> None:
         self._allocator = allocator
-        self._silence_s = silence_s
         self._memory_s = memory_s
         self._leases: dict[TicketId, Lease] = {}
         self._past: dict[TicketId, float] = {}
@@ -65,20 +63,18 @@ class Outbox:
         if ticket_id in self._leases or self._past.get(ticket_id, now) > now:
             raise InvalidRequest("the ticket id was used before", param="ticket_id")
 
-    def open(self, ticket: HandoffTicket, deadline_at: float, now: float) -> None:
+    def open(self, ticket: HandoffTicket, deadline_at: float) -> None:
         """A lease without blocks, OFFERED."""
         assert ticket.ticket_id not in self._leases, "a ticket is opened once"
-        self._leases[ticket.ticket_id] = Lease(ticket, deadline_at, progress_at=now)
+        self._leases[ticket.ticket_id] = Lease(ticket, deadline_at)
 
-    def grant(self, ticket_id: TicketId, now: float) -> None:
+    def grant(self, ticket_id: TicketId) -> None:
         """Decode has reserved room."""
-        lease = self._advance(ticket_id, TicketState.RESERVED, now)
+        lease = self._advance(ticket_id, TicketState.RESERVED)
         if lease is not None and lease.block_table:
-            self._advance(ticket_id, TicketState.SENDING, now)
+            self._advance(ticket_id, TicketState.SENDING)
 
-    def add_blocks(
-        self, ticket_id: TicketId, block_ids: Sequence[int], now: float, is_last: bool = False
-    ) -> None:
+    def add_blocks(self, ticket_id: TicketId, block_ids: Sequence[int], is_last: bool = False) -> None:
         """Hold the next blocks of the ticket until its reading ends. Only full blocks, and with `is_last` the
         tail.
         """
@@ -88,23 +84,16 @@ class Outbox:
         self._allocator.hold(block_ids)
         lease.block_table.extend(block_ids)
         lease.is_sealed = is_last
-        lease.progress_at = now
         if is_last:
             assert len(lease.block_table) == lease.ticket.num_blocks
-        self._advance(ticket_id, TicketState.SENDING, now)
+        self._advance(ticket_id, TicketState.SENDING)
 
-    def note_progress(self, ticket_id: TicketId, now: float) -> None:
-        """The bridge has moved bytes for the ticket."""
-        lease = self._leases.get(ticket_id)
-        if lease is not None:
-            lease.progress_at = now
-
-    def end(self, ticket_id: TicketId, state: TicketState, now: float) -> bool:
+    def end(self, ticket_id: TicketId, state: TicketState) -> bool:
         """The ticket ends as COMMITTED or ABORTED; False when it is unknown or had ended before."""
         lease = self._leases.get(ticket_id)
         if lease is None or lease.has_ended:
             return False
-        if self._advance(ticket_id, state, now) is None:
+        if self._advance(ticket_id, state) is None:
             return False
         self.num_ended[state] += 1
         return True
@@ -127,18 +116,15 @@ class Outbox:
             self._cancelled.add(ticket_id)
 
     def expire(self, now: float) -> list[TicketId]:
-        """Tickets that end now as EXPIRED: past their deadline, or computed and silent for too long."""
+        """Tickets whose deadline has passed: they end now as EXPIRED; whoever reads them has to stop."""
         for ticket_id in [name for name, until in self._past.items() if until <= now]:
             del self._past[ticket_id]
             self._cancelled.discard(ticket_id)
         late = [
-            name
-            for name, lease in self._leases.items()
-            if not lease.has_ended
-            and (now >= lease.deadline_at or (lease.is_sealed and now >= lease.progress_at + self._silence_s))
+            name for name, lease in self._leases.items() if not lease.has_ended and now >= lease.deadline_at
         ]
         for ticket_id in late:
-            self.end(ticket_id, TicketState.EXPIRED, now)
+            self.end(ticket_id, TicketState.EXPIRED)
         return late
 
     def has_ended(self, ticket_id: TicketId) -> bool:
@@ -164,10 +150,9 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def _advance(self, ticket_id: TicketId, following: TicketState, now: float) -> Lease | None:
+    def _advance(self, ticket_id: TicketId, following: TicketState) -> Lease | None:
         lease = self._leases.get(ticket_id)
         if lease is None or not may_follow(lease.state, following):
             return None
         lease.state = next_state(lease.state, following)
-        lease.progress_at = now
         return lease

@@ -15,7 +15,7 @@ from prefill_worker.outbox import ENDED_STATES, Outbox
 from tests.unit.prefill_worker.prompts import DECODE, LAYOUT
 
 PREFILL = WorkerRef(WorkerId("p"), Role.PREFILL, Epoch(1), "loopback:p")
-SILENCE_S, DEADLINE_S = 10.0, 100.0
+DEADLINE_S = 100.0
 
 
 def make_ticket(name: str, num_tokens: int = 10) -> HandoffTicket:
@@ -30,19 +30,19 @@ def allocate(allocator: BlockAllocator, num: int) -> list[int]:
 
 def test_leased_blocks_outlive_the_sequence_and_go_back_when_nobody_reads_them() -> None:
     allocator = BlockAllocator(8)
-    outbox = Outbox(allocator, SILENCE_S)
+    outbox = Outbox(allocator)
     ticket = make_ticket("t")
     blocks = allocate(allocator, 3)
-    outbox.open(ticket, DEADLINE_S, now=0.0)
-    outbox.grant(ticket.ticket_id, now=0.0)
+    outbox.open(ticket, DEADLINE_S)
+    outbox.grant(ticket.ticket_id)
     assert outbox.state(ticket.ticket_id) is TicketState.RESERVED
-    outbox.add_blocks(ticket.ticket_id, blocks[:2], now=1.0)
+    outbox.add_blocks(ticket.ticket_id, blocks[:2])
     assert outbox.state(ticket.ticket_id) is TicketState.SENDING
-    outbox.add_blocks(ticket.ticket_id, blocks[2:], now=2.0, is_last=True)
+    outbox.add_blocks(ticket.ticket_id, blocks[2:], is_last=True)
     allocator.release(blocks)
     assert allocator.num_held == 3
     allocator.check(outbox.tables())
-    assert outbox.end(ticket.ticket_id, TicketState.COMMITTED, now=3.0)
+    assert outbox.end(ticket.ticket_id, TicketState.COMMITTED)
     assert allocator.num_held == 3
     outbox.close(ticket.ticket_id, now=3.0)
     assert allocator.num_held == 0
@@ -51,63 +51,66 @@ def test_leased_blocks_outlive_the_sequence_and_go_back_when_nobody_reads_them()
 
 def test_ends_and_closings_may_come_twice_or_for_unknown_tickets() -> None:
     allocator = BlockAllocator(8)
-    outbox = Outbox(allocator, SILENCE_S)
+    outbox = Outbox(allocator)
     ticket = make_ticket("t")
-    outbox.open(ticket, DEADLINE_S, now=0.0)
-    outbox.add_blocks(ticket.ticket_id, allocate(allocator, 1), now=0.0)
-    assert outbox.end(ticket.ticket_id, TicketState.ABORTED, now=1.0)
-    assert not outbox.end(ticket.ticket_id, TicketState.ABORTED, now=1.0)
-    assert not outbox.end(ticket.ticket_id, TicketState.COMMITTED, now=1.0)
-    outbox.grant(ticket.ticket_id, now=1.0)
+    outbox.open(ticket, DEADLINE_S)
+    outbox.add_blocks(ticket.ticket_id, allocate(allocator, 1))
+    assert outbox.end(ticket.ticket_id, TicketState.ABORTED)
+    assert not outbox.end(ticket.ticket_id, TicketState.ABORTED)
+    assert not outbox.end(ticket.ticket_id, TicketState.COMMITTED)
+    outbox.grant(ticket.ticket_id)
     assert outbox.state(ticket.ticket_id) is TicketState.ABORTED
     for _ in range(2):
-        outbox.close(ticket.ticket_id, now=1.0)
-    assert not outbox.end(TicketId("unknown"), TicketState.ABORTED, now=1.0)
+        outbox.close(ticket.ticket_id, now=3.0)
+    assert not outbox.end(TicketId("unknown"), TicketState.ABORTED)
     assert allocator.num_holders(0) == 1, "the sequence's own hold is untouched"
     assert outbox.num_ended == {TicketState.ABORTED: 1}
 
 
 def test_a_ticket_is_granted_after_its_first_blocks_were_leased() -> None:
     allocator = BlockAllocator(8)
-    outbox = Outbox(allocator, SILENCE_S)
+    outbox = Outbox(allocator)
     ticket = make_ticket("t")
-    outbox.open(ticket, DEADLINE_S, now=0.0)
-    outbox.add_blocks(ticket.ticket_id, allocate(allocator, 1), now=0.0)
+    outbox.open(ticket, DEADLINE_S)
+    outbox.add_blocks(ticket.ticket_id, allocate(allocator, 1))
     assert outbox.state(ticket.ticket_id) is TicketState.OFFERED
-    outbox.grant(ticket.ticket_id, now=0.0)
+    outbox.grant(ticket.ticket_id)
     assert outbox.state(ticket.ticket_id) is TicketState.SENDING
 
 
-def test_a_ticket_under_computation_expires_only_at_its_deadline() -> None:
-    outbox = Outbox(BlockAllocator(8), SILENCE_S)
+def test_a_ticket_expires_at_its_deadline_and_once() -> None:
+    outbox = Outbox(BlockAllocator(8))
     ticket = make_ticket("t")
-    outbox.open(ticket, DEADLINE_S, now=0.0)
+    outbox.open(ticket, DEADLINE_S)
     assert outbox.expire(now=99.9) == []
     assert outbox.expire(now=100.0) == ["t"]
     assert outbox.expire(now=100.0) == []
     assert outbox.state(ticket.ticket_id) is TicketState.EXPIRED
 
 
-def test_a_computed_ticket_expires_by_silence_and_progress_breaks_the_silence() -> None:
+def test_expired_blocks_stay_held_until_their_reading_is_closed() -> None:
     allocator = BlockAllocator(8)
-    outbox = Outbox(allocator, SILENCE_S)
+    outbox = Outbox(allocator)
     ticket = make_ticket("t", num_tokens=4)
-    outbox.open(ticket, DEADLINE_S, now=0.0)
-    outbox.add_blocks(ticket.ticket_id, allocate(allocator, 1), now=20.0, is_last=True)
-    outbox.note_progress(ticket.ticket_id, now=25.0)
-    assert outbox.expire(now=34.9) == []
-    assert outbox.expire(now=35.0) == ["t"]
-    assert len(outbox.tables()[0]) == 1, "expired blocks stay held until their reading is closed"
+    blocks = allocate(allocator, 1)
+    outbox.open(ticket, DEADLINE_S)
+    outbox.add_blocks(ticket.ticket_id, blocks, is_last=True)
+    allocator.release(blocks)
+    assert outbox.expire(now=DEADLINE_S) == ["t"]
+    assert outbox.has_ended(ticket.ticket_id)
+    assert allocator.num_held == 1
+    outbox.close(ticket.ticket_id, now=DEADLINE_S)
+    assert allocator.num_held == 0
 
 
 def test_a_ticket_id_is_used_once_and_forgotten_after_its_time() -> None:
-    outbox = Outbox(BlockAllocator(8), SILENCE_S, memory_s=60.0)
+    outbox = Outbox(BlockAllocator(8), memory_s=60.0)
     ticket_id = TicketId("t")
     outbox.check_new(ticket_id, now=0.0)
-    outbox.open(make_ticket("t"), 10.0, now=0.0)
+    outbox.open(make_ticket("t"), deadline_at=10.0)
     with pytest.raises(InvalidRequest):
         outbox.check_new(ticket_id, now=0.0)
-    outbox.end(ticket_id, TicketState.ABORTED, now=5.0)
+    outbox.end(ticket_id, TicketState.ABORTED)
     outbox.close(ticket_id, now=5.0)
     outbox.expire(now=64.0)
     with pytest.raises(InvalidRequest):
@@ -117,7 +120,7 @@ def test_a_ticket_id_is_used_once_and_forgotten_after_its_time() -> None:
 
 
 def test_a_prefill_whose_cancellation_overtook_it_is_refused_as_cancelled() -> None:
-    outbox = Outbox(BlockAllocator(8), SILENCE_S)
+    outbox = Outbox(BlockAllocator(8))
     outbox.remember(TicketId("t"), until=10.0, is_cancelled=True)
     with pytest.raises(Cancelled):
         outbox.check_new(TicketId("t"), now=5.0)
@@ -133,7 +136,7 @@ class OutboxMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.allocator = BlockAllocator(40)
-        self.outbox = Outbox(self.allocator, SILENCE_S)
+        self.outbox = Outbox(self.allocator)
         self.sequences: dict[TicketId, list[int]] = {}
         self.num_leased: dict[TicketId, int] = {}
         self.now = 0.0
@@ -145,14 +148,14 @@ class OutboxMachine(RuleBasedStateMachine):
         self.num_opened += 1
         blocks = self.allocator.try_allocate(num_blocks)
         if blocks is not None:
-            self.outbox.open(ticket, self.now + DEADLINE_S, self.now)
+            self.outbox.open(ticket, self.now + DEADLINE_S)
             self.sequences[ticket.ticket_id] = blocks
             self.num_leased[ticket.ticket_id] = 0
         return ticket.ticket_id
 
     @rule(ticket_id=tickets)
     def grant(self, ticket_id: TicketId) -> None:
-        self.outbox.grant(ticket_id, self.now)
+        self.outbox.grant(ticket_id)
 
     @rule(ticket_id=tickets)
     def compute_a_block(self, ticket_id: TicketId) -> None:
@@ -161,7 +164,7 @@ class OutboxMachine(RuleBasedStateMachine):
             return
         start = self.num_leased[ticket_id]
         is_last = start + 1 == len(blocks)
-        self.outbox.add_blocks(ticket_id, blocks[start : start + 1], self.now, is_last)
+        self.outbox.add_blocks(ticket_id, blocks[start : start + 1], is_last)
         self.num_leased[ticket_id] += 1
         if is_last:
             self.allocator.release(self.sequences.pop(ticket_id))
@@ -174,7 +177,7 @@ class OutboxMachine(RuleBasedStateMachine):
 
     @rule(ticket_id=tickets, state=st.sampled_from([TicketState.COMMITTED, TicketState.ABORTED]))
     def end_and_close(self, ticket_id: TicketId, state: TicketState) -> None:
-        ended = self.outbox.end(ticket_id, state, self.now)
+        ended = self.outbox.end(ticket_id, state)
         if ended or self.outbox.has_ended(ticket_id):
             self.outbox.close(ticket_id, self.now)
 

@@ -1,0 +1,201 @@
+"""PrefillWorker: the surface of a prefill worker, the same in one process and behind gRPC.
+
+Owns the step thread and the calls under way, and wires the two: commands go to the step thread's queue, what
+happened there comes back through the mailbox. Its public methods run on the IO loop that called `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from collections.abc import AsyncIterator
+from functools import partial
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from core.clock import Clock
+from core.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServingError, WorkerDraining, WorkerLost
+from core.ids import WorkerRef
+from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.worker_status import Announcement
+from engine.metrics import EngineMetrics
+from engine.runner import ModelRunner
+from engine.step_thread import StepThread
+from kv_transfer.feed import Feed
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.sender import Sender
+from kv_transfer.transport import Connect
+from prefill_worker.call import PrefillCall
+from prefill_worker.calls import Calls
+from prefill_worker.config import PrefillConfig
+from prefill_worker.loop import PrefillLoop
+from prefill_worker.mailbox import Mailbox
+from prefill_worker.metrics import TicketMetrics
+from prefill_worker.prompt import new_prompt
+
+_LATE_PREFILL_S = 60.0
+
+
+class PrefillWorker:
+    """Reads prompts, samples first tokens, hands the KV over. All errors are ServingErrors.
+
+    `connect` makes the transport to a decode worker. `start` comes first, `stop` last.
+    """
+
+    def __init__(
+        self, runner: ModelRunner, config: PrefillConfig, ref: WorkerRef, clock: Clock, connect: Connect
+    ) -> None:
+        self.ref = ref
+        self.registry = CollectorRegistry()
+        self._runner = runner
+        self._config = config
+        self._clock = clock
+        self._is_draining = False
+        self._status_at = float("-inf")
+        self._was_busy = False
+        self._feed = Feed()
+        self._sender = Sender(runner.pool, ref, connect, clock, TransferMetrics(self.registry), config.bridge)
+        self._calls = Calls(
+            self._sender,
+            on_granted=lambda ticket_id: self._thread.post(partial(self._loop.granted, ticket_id)),
+            on_closed=lambda ticket_id, state: self._thread.post(
+                partial(self._loop.closed, ticket_id, state)
+            ),
+        )
+        self._mailbox = Mailbox(self._calls)
+        self._loop = PrefillLoop(
+            runner,
+            config,
+            ref,
+            clock,
+            self._mailbox,
+            EngineMetrics(self.registry, ref.role, config.model),
+            TicketMetrics(self.registry),
+        )
+        self._thread = StepThread(f"step {ref.worker_id}", self._loop.step, self._tick)
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Begin to serve, on the running loop."""
+        self._mailbox.open(asyncio.get_running_loop())
+        self._runner.allocator.on_events = self._feed.append
+        self._thread.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new work, say so, finish what runs.
+
+        What is left after `timeout_s` ends with WorkerDraining, so that it is placed elsewhere.
+        """
+        self._is_draining = True
+        await self._thread.call(self._announce_draining)
+        if not await self._calls.wait_idle(timeout_s):
+            for call in self._calls:
+                self._abandon(call, WorkerDraining("the worker drains and its time is up"))
+            await self._calls.wait_idle(2 * self._config.bridge.abort_s)
+
+    async def stop(self) -> None:
+        """End everything; whoever still waits gets WorkerDraining. Safe to call twice."""
+        if self._thread.is_alive:
+            await self.drain(0.0)
+        await self._sender.close()
+        await asyncio.to_thread(self._thread.stop)
+        self._runner.allocator.on_events = None
+
+    def is_healthy(self) -> bool:
+        """The step thread lives, and if there is work it gets on with it."""
+        return self._thread.is_alive and self._clock.now() < self._loop.progress_at + self._config.stall_s
+
+    # ------------------------------------------------------------ the surface
+
+    async def prefill(self, job: PrefillJob) -> PrefillResult:
+        """Read the prompt and sample first tokens; returns as soon as they are there and decode has room.
+
+        Cancelling the call cancels the work. Raises RequestError, Overloaded, WorkerDraining, the
+        HandoffError with which decode refused, StepFailed, Cancelled or DeadlineExceeded.
+        """
+        if self._is_draining:
+            raise WorkerDraining("the worker takes no new work")
+        if not self._thread.is_alive:
+            raise WorkerLost("the worker's step thread does not run")
+        config = self._runner.model_config
+        prompt = new_prompt(job, config.max_context, config.vocab_size, self._clock.now())
+        call = self._calls.open(prompt)
+        try:
+            async with asyncio.timeout(job.time_left_s):
+                await self._thread.call(partial(self._loop.admit, prompt))
+                return await call.reply
+        except TimeoutError:
+            error = DeadlineExceeded("the deadline passed before the first token")
+            self._abandon(call, error)
+            raise error from None
+        except asyncio.CancelledError:
+            self._abandon(call, Cancelled("the caller went away"))
+            raise
+        finally:
+            # refused at admission, or given up: nobody will answer any more
+            call.reply.cancel()
+
+    async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
+        """Raises InvalidRequest: this worker's role is to prefill."""
+        raise InvalidRequest("this worker prefills, it does not generate", param="worker")
+        yield
+
+    async def cancel(self, job: CancelJob) -> None:
+        """Stop what is done for the ticket, or without one for the request; aborts the ticket, frees the
+        blocks.
+        """
+        calls = self._calls.matching(job)
+        for call in calls:
+            self._abandon(call, Cancelled(job.reason))
+        if not calls and job.ticket_id is not None:
+            self._thread.post(partial(self._loop.refuse_late, job.ticket_id, _LATE_PREFILL_S))
+
+    def watch(self) -> AsyncIterator[WatchEvent]:
+        """A snapshot of the cached blocks, then numbered changes and a status each second."""
+        return self._feed.subscribe()
+
+    async def metrics(self) -> bytes:
+        """All series of this worker in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def announcement(self) -> Announcement:
+        return Announcement(
+            ref=self.ref,
+            model=self._config.model,
+            layout=self._runner.layout,
+            max_context=self._runner.model_config.max_context,
+            pid=os.getpid(),
+            node=platform.node(),
+            home_pool=self._config.home_pool,
+        )
+
+    async def check(self) -> None:
+        """Assert that each block's holders are the prompts and leases that list it."""
+        await self._thread.call(self._loop.check)
+
+    # ------------------------------------------------------------ inside
+
+    def _abandon(self, call: PrefillCall, error: ServingError) -> None:
+        call.fail(error)
+        self._thread.post(partial(self._loop.cancel, call.prompt, error))
+
+    def _announce_draining(self) -> None:
+        self._loop.is_draining = True
+        self._publish_status()
+
+    def _tick(self) -> None:
+        """On the step thread, between steps."""
+        self._loop.tick()
+        if self._clock.now() < self._status_at + self._config.status_period_s:
+            return
+        self._publish_status()
+        self._loop.observe_leak()
+        was_busy, self._was_busy = self._was_busy, self._loop.has_work
+        if was_busy and not self._was_busy:
+            self._loop.check()
+
+    def _publish_status(self) -> None:
+        self._status_at = self._clock.now()
+        self._feed.publish_status(self._loop.status())
