@@ -44,6 +44,7 @@ class TorchPagedAttention:
         """`pool` is `[num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]`, contiguous."""
         num_layers, _, num_blocks, num_kv_heads, block_size, head_dim = pool.shape
         self._shape = _Shape(num_heads, num_kv_heads, num_blocks, block_size, head_dim)
+        self._device = pool.device
         # One layer as rows of a slot (to write) and as rows of a block (to read), per head, keys before
         # values.
         self._slots = pool.view(num_layers, -1, head_dim).unbind(0)
@@ -51,8 +52,9 @@ class TorchPagedAttention:
 
     def plan(self, batch: Batch) -> TorchAttentionStep:
         """Indices and masks of a step, shared by all layers."""
-        parts = [_plan_part(batch, first, last, self._shape) for first, last in _ranges(batch, self._shape)]
-        return TorchAttentionStep(self._slots, self._blocks, _slot_rows(batch, self._shape), parts)
+        shape, device = self._shape, self._device
+        parts = [_plan_part(batch, first, last, shape, device) for first, last in _ranges(batch, shape)]
+        return TorchAttentionStep(self._slots, self._blocks, _slot_rows(batch, shape).to(device), parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +174,22 @@ def _ranges(batch: Batch, shape: _Shape) -> list[tuple[int, int]]:
     return ranges
 
 
-def _plan_part(batch: Batch, first: int, last: int, shape: _Shape) -> _Group | _Chunk:
+def _plan_part(batch: Batch, first: int, last: int, shape: _Shape, device: torch.device) -> _Group | _Chunk:
     num_new = int(batch.num_new[first])
     lengths = batch.num_context[first:last] + num_new
     num_blocks = -(-int(lengths.max()) // shape.block_size)
     block_rows = shape.block_rows(batch.block_tables[first:last, :num_blocks])
     tokens = int(batch.starts[first]), int(batch.starts[first]) + num_new * (last - first)
-    rows = torch.from_numpy(block_rows.reshape(-1))
+    rows = torch.from_numpy(block_rows.reshape(-1)).to(device)
     if num_new > _MAX_GROUPED_TOKENS:
         num_slots = int(lengths[0])
-        mask = None if num_slots == num_new else _causal_mask(num_new, num_slots)
+        mask = None if num_slots == num_new else _causal_mask(num_new, num_slots, device)
         return _Chunk(*tokens, num_slots, shape, rows, mask)
     num_slots = num_blocks * shape.block_size
     is_beyond = np.arange(num_slots) >= lengths[:, None]  # [num_sequences, num_slots]
     by_head = np.broadcast_to(is_beyond[None, :, None], (2, last - first, shape.num_kv_heads, num_slots))
-    unwritten = torch.from_numpy(np.flatnonzero(by_head))
-    mask = _group_mask(lengths, num_new, num_slots, shape)
+    unwritten = torch.from_numpy(np.flatnonzero(by_head)).to(device)
+    mask = _group_mask(lengths, num_new, num_slots, shape).to(device)
     return _Group(*tokens, last - first, shape, rows, unwritten, mask)
 
 
@@ -201,5 +203,5 @@ def _group_mask(lengths: Ints, num_new: int, num_slots: int, shape: _Shape) -> t
     return torch.from_numpy(mask)
 
 
-def _causal_mask(num_new: int, num_slots: int) -> torch.Tensor:
-    return torch.full((num_new, num_slots), -math.inf).triu_(num_slots - num_new + 1)
+def _causal_mask(num_new: int, num_slots: int, device: torch.device) -> torch.Tensor:
+    return torch.full((num_new, num_slots), -math.inf, device=device).triu_(num_slots - num_new + 1)

@@ -24,6 +24,7 @@ class EngineConfig:
     """
 
     model: str = BUNDLED_MODEL
+    device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32"] = "float32"
     block_size: int = 16
     num_kv_blocks: int = 0

@@ -65,7 +65,8 @@ class DenseLinears:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
-        self._kind = PackedLinear if can_pack() else PlainLinear
+        is_on_cpu = all(tensor.device.type == "cpu" for tensor in weights.values())
+        self._kind = PackedLinear if is_on_cpu and can_pack() else PlainLinear
 
     def __call__(self, names: Sequence[str]) -> Linear:
         weight = _joined([self._weights[f"{name}.weight"] for name in names])

@@ -18,11 +18,14 @@ from engine.model.rope_config import RopeConfig
 class Rope:
     """Cosine and sine of each position up to `num_positions`; `[num_positions, head_dim / 2]` each."""
 
-    def __init__(self, config: RopeConfig, head_dim: int, num_positions: int) -> None:
+    def __init__(
+        self, config: RopeConfig, head_dim: int, num_positions: int, device: torch.device | str = "cpu"
+    ) -> None:
         frequencies = inverse_frequencies(config, head_dim)
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
-        self._cos = angles.cos()
-        self._sin = angles.sin()
+        # Made on the CPU wherever they are used, so that all devices rotate by the same numbers.
+        self._cos = angles.cos().to(device)
+        self._sin = angles.sin().to(device)
 
     def at(self, positions: torch.Tensor) -> RopeRows:
         """The rows for `positions [num_tokens]`, gathered once per step for all layers."""

@@ -26,15 +26,22 @@ class Transformer:
         """`num_positions` bounds the rope tables; the model's whole context if not given."""
         self.config = config
         self._embedding = weights[EMBEDDING]
-        self._rope = Rope(config.rope, config.head_dim, num_positions or config.max_context)
+        device = self._embedding.device
+        self._rope = Rope(config.rope, config.head_dim, num_positions or config.max_context, device)
         self._layers = [DecoderLayer(config, index, weights, linears) for index in range(config.num_layers)]
         self._norm = RMSNorm(weights[FINAL_NORM], config.rms_norm_eps)
         self._head = linears(["embed_tokens" if config.is_head_tied else "lm_head"])
 
     @classmethod
-    def load(cls, path: Path, config: ModelConfig, num_positions: int | None = None) -> Transformer:
+    def load(
+        cls,
+        path: Path,
+        config: ModelConfig,
+        num_positions: int | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Transformer:
         """Read the checkpoint in `path`. Raises InvalidConfig when it does not fit `config`."""
-        weights = load_weights(path, config)
+        weights = {name: tensor.to(device) for name, tensor in load_weights(path, config).items()}
         with torch.inference_mode():
             return cls(config, weights, DenseLinears(weights), num_positions)
 

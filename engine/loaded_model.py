@@ -1,0 +1,60 @@
+"""LoadedModel: weights in memory, ready to compute; no pool, no state.
+
+Owns the way from the configured name to a Transformer on its device. Made once at start; immutable, so the
+workers of one process can share it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from core.errors import InvalidConfig
+from engine.config import EngineConfig
+from engine.model.config import ModelConfig
+from engine.model.gguf_convert import Progress
+from engine.model.source import resolve_model
+from engine.model.transformer import Transformer
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """`max_context` is the model's, or less if the configuration caps it."""
+
+    folder: Path
+    config: ModelConfig
+    transformer: Transformer
+    max_context: int
+    device: torch.device
+
+
+def load_model(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+    """Find, check and load the model that `config` names.
+
+    Raises InvalidConfig for a model that cannot be had or computed, a context beyond the model's, or an
+    absent device.
+    """
+    folder = resolve_model(config.model, progress)
+    model_config = ModelConfig.from_folder(folder)
+    if config.max_context > model_config.max_context:
+        raise InvalidConfig(
+            f"max_context {config.max_context} is more than the {model_config.max_context} that "
+            f"{model_config.name} was made for",
+            key="engine.max_context",
+        )
+    max_context = config.max_context or model_config.max_context
+    device = _device(config.device)
+    if progress is not None:
+        progress(f"loading {model_config.name}", 0.0)
+    transformer = Transformer.load(folder, model_config, max_context, device)
+    if progress is not None:
+        progress(f"loading {model_config.name}", 1.0)
+    return LoadedModel(folder, model_config, transformer, max_context, device)
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig("device cuda was asked for, but torch sees none", key="engine.device")
+    return torch.device(name)

@@ -1,0 +1,162 @@
+"""ModelRunner: one loaded model and one KV pool; runs a StepPlan.
+
+Owns the sequence of a step: copies, batch, forward, head for the rows that are wanted, sampling. Does not
+decide what to run and does not change sequences. One runner per worker, used on its step thread; several may
+share one LoadedModel.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from core.errors import InvalidConfig
+from core.ids import RequestId
+from core.kv_layout import KVLayout
+from core.request import Request, SamplingParams, TokenLogprob
+from engine.attention import TorchPagedAttention
+from engine.batch import Batch, build_batch
+from engine.config import EngineConfig
+from engine.kv.allocator import BlockAllocator
+from engine.kv.cache import KVCache
+from engine.kv.pool import KVPool
+from engine.loaded_model import LoadedModel, load_model
+from engine.model.gguf_convert import Progress
+from engine.sampling import Sampler, SamplingRow, row_of, token_logprobs
+from engine.sequence import new_sequence
+from engine.step import SampledToken, ScheduledSequence, StepOutput, StepPlan
+
+# The head is applied to at most this many rows of prompt log-probabilities at a time: with a vocabulary of
+# 150,000, 64 rows are 40 MB of logits.
+_MAX_PROMPT_ROWS = 64
+
+
+class ModelRunner:
+    """Runs steps of `loaded` over a pool of its own.
+
+    `cache` holds pool and allocator; `max_context` bounds prompt and output of a sequence.
+    """
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        """Raises InvalidConfig when the KV pool would not hold a single block."""
+        self.model_config = loaded.config
+        self.max_context = loaded.max_context
+        self.layout = KVLayout(
+            model=loaded.config.digest,
+            num_layers=loaded.config.num_layers,
+            num_kv_heads=loaded.config.num_kv_heads,
+            head_dim=loaded.config.head_dim,
+            block_size=config.block_size,
+            dtype=config.dtype,
+        )
+        pool = KVPool(self.layout, _num_blocks(config, self.layout), loaded.device)
+        self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
+        self._model = loaded.transformer
+        self._device = loaded.device
+        self._attention = TorchPagedAttention(pool.tensor, loaded.config.num_heads)
+        self._sampler = Sampler()
+
+    @classmethod
+    def load(cls, config: EngineConfig, progress: Progress | None = None) -> ModelRunner:
+        """Load the model that `config` names and make a pool for it. Raises InvalidConfig."""
+        use_threads(config.threads)
+        return cls(load_model(config, progress), config)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepOutput:
+        """Compute a step. Raises StepFailed when logits are not finite; then nothing of the step counts."""
+        self.cache.pool.copy_blocks(plan.copies)
+        if not plan.scheduled:
+            return StepOutput(())
+        batch = build_batch(plan, self.layout.block_size)
+        hidden = self._model.forward(
+            batch.token_ids.to(self._device), batch.positions.to(self._device), self._attention.plan(batch)
+        )
+        return StepOutput(self._sample(plan, batch, hidden), self._prompt_logprobs(plan, batch, hidden))
+
+    def warm_up(self) -> None:
+        """Run a small prefill and a decode, so that the first request does not pay for first uses.
+
+        Before the worker serves; borrows blocks from the allocator and leaves no trace in the cache.
+        """
+        num_tokens = min(2 * self.layout.block_size, self.max_context - 1)
+        table = self.cache.allocator.try_allocate(self.layout.num_blocks(num_tokens + 1))
+        if table is None:  # a pool of one or two blocks, as tests have
+            return
+        request = Request(
+            RequestId("warm-up"), (0,) * num_tokens, SamplingParams(max_tokens=2, seed=0, top_p=0.9)
+        )
+        sequence = new_sequence(request, 0, (), self.max_context)
+        sequence.block_table = table
+        for _ in range(2):
+            plan = StepPlan((ScheduledSequence(sequence, sequence.num_uncomputed_tokens),))
+            output = self.run(plan)
+            sequence.num_computed_tokens = sequence.num_tokens
+            sequence.append(output.sampled[0][0].token_id)
+        self.cache.allocator.release(table)
+
+    def _sample(
+        self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
+    ) -> tuple[tuple[SampledToken, ...], ...]:
+        rows: list[SamplingRow] = []
+        tokens: list[int] = []  # of `hidden`, one for each row
+        counts: list[int] = []  # of rows, one for each scheduled sequence
+        lasts = (batch.starts + batch.num_new - 1)[batch.rows_by_plan()].tolist()
+        for item, last in zip(plan.scheduled, lasts, strict=True):
+            samples = item.sample_indices or (item.sequence.sample_index,)
+            wanted = samples if item.is_sampled and item.reaches_end else ()
+            rows += [row_of(item.sequence, self.model_config.eos_token_ids, sample) for sample in wanted]
+            tokens += [last] * len(wanted)
+            counts.append(len(wanted))
+        sampled = iter(self._sampler.sample(self._logits(hidden, tokens), rows) if rows else ())
+        return tuple(tuple(next(sampled) for _ in range(count)) for count in counts)
+
+    def _logits(self, hidden: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+        """One row for each of `tokens`; samples of one sequence share the work of the head."""
+        distinct = list(dict.fromkeys(tokens))
+        logits = self._model.logits(hidden[distinct])
+        if len(distinct) == len(tokens):
+            return logits
+        place = {token: row for row, token in enumerate(distinct)}
+        return logits[[place[token] for token in tokens]]
+
+    def _prompt_logprobs(
+        self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
+    ) -> dict[int, tuple[TokenLogprob, ...]]:
+        found: dict[int, tuple[TokenLogprob, ...]] = {}
+        starts = batch.starts[batch.rows_by_plan()].tolist()
+        for index, (item, start) in enumerate(zip(plan.scheduled, starts, strict=True)):
+            sequence, num_top = item.sequence, item.sequence.request.sampling.prompt_logprobs
+            if num_top is None:
+                continue
+            # Position p predicts the prompt's token p + 1. What an earlier run of this sequence has recorded
+            # before it was preempted is not recorded twice.
+            context = sequence.num_computed_tokens
+            first = max(context, len(sequence.prompt_logprobs))
+            last = min(context + item.num_scheduled_tokens, sequence.num_prompt_tokens - 1)
+            entries: list[TokenLogprob] = []
+            for begin in range(first, last, _MAX_PROMPT_ROWS):
+                end = min(begin + _MAX_PROMPT_ROWS, last)
+                logits = self._model.logits(hidden[start + begin - context : start + end - context])
+                entries += token_logprobs(logits, sequence.token_ids[begin + 1 : end + 1], num_top)
+            found[index] = tuple(entries)
+        return found
+
+
+def use_threads(num_threads: int) -> None:
+    """Set torch's threads for the whole process; 0 means the cores this process may use.
+
+    Said explicitly, because Ray's processes start with OMP_NUM_THREADS=1.
+    """
+    torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+
+
+def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:
+    num_blocks = config.num_kv_blocks or config.kv_cache_bytes // layout.block_bytes
+    if num_blocks < 1:
+        raise InvalidConfig(
+            f"kv_cache_bytes {config.kv_cache_bytes} is less than one block of {layout.block_bytes} bytes",
+            key="engine.kv_cache_bytes",
+        )
+    return num_blocks
