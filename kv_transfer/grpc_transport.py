@@ -1,0 +1,256 @@
+"""The bridge over gRPC: the client's transport, and the servicer that a decode worker adds to its server.
+
+Push goes through identity serializers: a frame is handed to gRPC as the bytes it is. Errors travel as the
+trailing metadata entry `baton-error-bin`; a push's errors in its last acknowledgement. Lives on the IO loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from core.errors import (
+    AdmissionError,
+    DeadlineExceeded,
+    HandoffError,
+    RequestError,
+    ServingError,
+    TransferTimeout,
+    WorkerError,
+    WorkerLost,
+)
+from core.handoff import HandoffTicket
+from core.ids import Epoch, TicketId, WorkerId, WorkerRef
+from kv_transfer.receiver import Receiver
+from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
+from protos import kv_transfer_pb2 as pb
+from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
+from protos.transfer_codec import offer_request, offered_ticket, ticket_id_bytes, time_left
+
+SERVICE = "baton.kv_transfer.KVTransfer"
+
+_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_UNLIMITED,
+    # a peer that is stopped, or whose host is gone, is noticed within 3 s
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # a restarted peer is another transport; until then try again quickly
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_UNLIMITED,
+    # the clients' pings are wanted, however many
+    ("grpc.http2.min_ping_interval_without_data_ms", 100),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 0),
+]
+
+T = TypeVar("T")
+
+
+class GrpcTransport:
+    """One HTTP/2 connection to one decode worker."""
+
+    name = "grpc"
+
+    def __init__(self, ref: WorkerRef) -> None:
+        self._worker_id = ref.worker_id
+        self._channel = _open_channel(ref.address)
+        self._offer = self._unary("Offer", pb.OfferRequest, pb.OfferReply)
+        self._commit = self._unary("Commit", pb.CommitRequest, pb.CommitReply)
+        self._abort = self._unary("Abort", pb.AbortRequest, pb.AbortReply)
+        self._keepalive = self._unary("KeepAlive", pb.KeepAliveRequest, pb.KeepAliveReply)
+        self._push = self._channel.stream_stream(f"/{SERVICE}/Push")  # bytes in, bytes out
+
+    async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        reply = await self._call(self._offer(offer_request(ticket, time_left_s, ticket.decode.epoch)))
+        return tuple(reply.held)
+
+    async def open_push(self) -> GrpcPush:
+        return GrpcPush(self._push(), self._worker_id)
+
+    async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt:
+        request = pb.CommitRequest(
+            receiver_epoch=fence.receiver_epoch,
+            sender_epoch=fence.sender_epoch,
+            ticket_id=fence.ticket_id,
+            num_tokens=claim.num_tokens,
+            num_pushed_blocks=claim.num_pushed_blocks,
+            checksum=claim.checksum,
+        )
+        reply = await self._call(self._commit(request))
+        return CommitReceipt(reply.num_written_blocks, reply.num_written_bytes)
+
+    async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None:
+        request = pb.AbortRequest(
+            receiver_epoch=fence.receiver_epoch,
+            sender_epoch=fence.sender_epoch,
+            ticket_id=fence.ticket_id,
+            reason=reason,
+            time_left_s=time_left_s,
+        )
+        await self._call(self._abort(request))
+
+    async def keepalive(self, fence: Fence) -> None:
+        request = pb.KeepAliveRequest(
+            receiver_epoch=fence.receiver_epoch, sender_epoch=fence.sender_epoch, ticket_id=fence.ticket_id
+        )
+        await self._call(self._keepalive(request))
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    def _unary(self, method: str, request: Any, reply: Any) -> Any:
+        return self._channel.unary_unary(
+            f"/{SERVICE}/{method}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+
+    async def _call(self, call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            raise serving_error(error, self._worker_id) from error
+
+
+class GrpcPush:
+    """One Push stream."""
+
+    def __init__(self, call: Any, worker_id: WorkerId) -> None:
+        self._call = call
+        self._worker_id = worker_id
+
+    async def send(self, frame: bytes) -> None:
+        try:
+            await self._call.write(frame)
+        except grpc.aio.AioRpcError as error:
+            raise serving_error(error, self._worker_id) from error
+        except asyncio.InvalidStateError as error:  # the call is over; its end is told by `acks`
+            raise WorkerLost("the push is over", worker_id=self._worker_id) from error
+
+    async def acks(self) -> AsyncIterator[bytes]:
+        try:
+            async for ack in self._call:
+                yield ack
+        except grpc.aio.AioRpcError as error:
+            raise serving_error(error, self._worker_id) from error
+
+    async def close(self) -> None:
+        self._call.cancel()
+
+
+def _open_channel(address: str) -> Any:
+    """The published type stubs of grpc.aio are incomplete, hence Any for channels and calls."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+
+
+def serving_error(error: grpc.aio.AioRpcError, worker_id: WorkerId) -> ServingError:
+    """What the peer raised, if it could say so; else what the status code means for the caller."""
+    metadata: Any = error.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == ERROR_METADATA_KEY:
+            return decode_error(value)
+    code, detail = error.code(), f"{error.code().name}: {error.details()}"
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return TransferTimeout(detail, worker_id=worker_id)
+    is_broken = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+    if is_broken or "Stream removed" in (error.details() or ""):
+        return WorkerLost(detail, worker_id=worker_id)
+    return WorkerError(detail, worker_id=worker_id)
+
+
+# ---------------------------------------------------------------- decode's side
+
+
+def add_kv_transfer_servicer(server: grpc.aio.Server, receiver: Receiver) -> None:
+    """Answer the bridge's calls on `server` (made with SERVER_OPTIONS), on the loop that the receiver lives
+    on.
+    """
+    servicer = _Servicer(receiver)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Offer": _unary_handler(servicer.offer, pb.OfferRequest),
+        "Commit": _unary_handler(servicer.commit, pb.CommitRequest),
+        "Abort": _unary_handler(servicer.abort, pb.AbortRequest),
+        "KeepAlive": _unary_handler(servicer.keepalive, pb.KeepAliveRequest),
+        "Push": grpc.stream_stream_rpc_method_handler(servicer.push),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+
+class _Servicer:
+    """Messages to values, the receiver's answers to messages."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    async def offer(self, request: pb.OfferRequest) -> pb.OfferReply:
+        ticket, time_left_s = offered_ticket(request), time_left(request)
+        held = await self._receiver.offer(ticket, time_left_s, Epoch(request.receiver_epoch))
+        return pb.OfferReply(held=held)
+
+    async def commit(self, request: pb.CommitRequest) -> pb.CommitReply:
+        claim = CommitClaim(request.num_tokens, request.num_pushed_blocks, request.checksum)
+        receipt = await self._receiver.commit(_fence(request), claim)
+        return pb.CommitReply(
+            num_written_blocks=receipt.num_written_blocks, num_written_bytes=receipt.num_written_bytes
+        )
+
+    async def abort(self, request: pb.AbortRequest) -> pb.AbortReply:
+        await self._receiver.abort(_fence(request), request.reason, time_left(request))
+        return pb.AbortReply()
+
+    async def keepalive(self, request: pb.KeepAliveRequest) -> pb.KeepAliveReply:
+        await self._receiver.keepalive(_fence(request))
+        return pb.KeepAliveReply()
+
+    async def push(
+        self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        await self._receiver.push(frames, context.write, GrpcTransport.name)
+
+
+def _fence(request: pb.CommitRequest | pb.AbortRequest | pb.KeepAliveRequest) -> Fence:
+    ticket_id_bytes(request.ticket_id)
+    return Fence(Epoch(request.receiver_epoch), Epoch(request.sender_epoch), TicketId(request.ticket_id))
+
+
+def _unary_handler(answer: Callable[[Any], Awaitable[Any]], request: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    async def handle(message: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await answer(message)
+        except ServingError as error:
+            metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
+            await context.abort(_status_code(error), error.code, trailing_metadata=metadata)
+
+    return grpc.unary_unary_rpc_method_handler(
+        handle,
+        request_deserializer=request.FromString,
+        response_serializer=lambda reply: reply.SerializeToString(),
+    )
+
+
+def _status_code(error: ServingError) -> grpc.StatusCode:
+    """For people and proxies; our own client reads the metadata."""
+    if isinstance(error, RequestError):
+        return grpc.StatusCode.INVALID_ARGUMENT
+    if isinstance(error, DeadlineExceeded):
+        return grpc.StatusCode.DEADLINE_EXCEEDED
+    if isinstance(error, AdmissionError):
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
+    if isinstance(error, HandoffError):
+        return grpc.StatusCode.FAILED_PRECONDITION
+    return grpc.StatusCode.ABORTED

@@ -1,0 +1,53 @@
+"""TransferMetrics: what crossed the bridge, by transport, and what went wrong, by side and code.
+
+Bytes and seconds are counted by the receiver only, after its checks, each block once: a worker's own sum is
+what it really received. Counted on the IO loop; rendered from any thread.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from core import telemetry
+from core.errors import ServingError
+
+Side = Literal["sender", "receiver"]
+
+_SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class TransferMetrics:
+    """One per registry, shared by a worker's sender and receiver."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._bytes = Counter(
+            telemetry.KV_TRANSFER_BYTES,
+            "KV payload bytes received, verified and written",
+            ["transport"],
+            registry=registry,
+        )
+        self._seconds = Histogram(
+            telemetry.KV_TRANSFER_SECONDS,
+            "From a ticket's first frame to its commit, including the prefill steps in between",
+            ["transport"],
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._failures = Counter(
+            telemetry.KV_TRANSFER_FAILURES,
+            "Offers, pushes and commits that ended in an error, as each side saw them",
+            ["side", "code"],
+            registry=registry,
+        )
+
+    def count_bytes(self, transport: str, num_bytes: int) -> None:
+        self._bytes.labels(transport).inc(num_bytes)
+
+    def observe_seconds(self, transport: str, seconds: float) -> None:
+        self._seconds.labels(transport).observe(seconds)
+
+    def count_failure(self, side: Side, error: ServingError) -> None:
+        """By the error's code, one of ours: a peer's unknown code was decoded as a plain ServingError."""
+        self._failures.labels(side, error.code).inc()

@@ -1,0 +1,167 @@
+"""Push: sends the blocks of one ticket over one stream after another, until all are acknowledged, and watches
+for silence.
+
+Owns streams, keepalives and the moment when decode was last heard; the session owns what comes before and
+after. Lives on the IO loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from core.clock import Clock
+from core.errors import ServingError, TransferTimeout, WorkerLost
+from kv_transfer.codec import decode_ack, encode_frame
+from kv_transfer.config import BridgeConfig
+from kv_transfer.push_queue import PushQueue
+from kv_transfer.transport import BlockStore, Fence, PushStream, Transport
+
+T = TypeVar("T")
+
+_LAST_WORDS_S = 1.0  # how long a broken stream may still deliver the acknowledgement that says why it broke
+
+
+class _Refused(Exception):
+    """Decode's last word on a push; never taken for a broken stream, whatever the error is."""
+
+    def __init__(self, error: ServingError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+class Push:
+    """`run` sends, `watch` guards beside it. A broken stream is replaced; what it left unacknowledged is sent
+    again.
+    """
+
+    def __init__(
+        self, queue: PushQueue, store: BlockStore, fence: Fence, config: BridgeConfig, clock: Clock
+    ) -> None:
+        self._queue = queue
+        self._store = store
+        self._fence = fence
+        self._config = config
+        self._clock = clock
+        self._wake = asyncio.Event()
+        self._is_finishing = False
+        self._heard_at = 0.0
+        self._pushed_at = 0.0
+        self._backoff_s = config.reconnect_min_s
+
+    def add(self, first_index: int, block_ids: Sequence[int]) -> None:
+        self._queue.add(first_index, block_ids)
+        self._wake.set()
+
+    def finish(self) -> None:
+        """Nothing more will be added: `run` may return when all has arrived."""
+        self._is_finishing = True
+        self._wake.set()
+
+    async def run(self, transport: Transport) -> None:
+        """Until `finish` was called and every block is acknowledged. Raises what decode refused with.
+
+        A lost connection is not an error here: `watch` says when there was too much of it.
+        """
+        while True:
+            self._wake.clear()
+            if self._queue.is_empty:
+                if self._is_finishing:
+                    assert self._queue.is_complete, "finished, but some blocks of the ticket were never added"
+                    return
+                await self._wake.wait()
+                continue
+            try:
+                stream = await transport.open_push()
+                try:
+                    self._queue.rewind()
+                    await self._drive(stream)
+                finally:
+                    await stream.close()
+            except _Refused as refused:
+                raise refused.error from None
+            except WorkerLost:
+                await self._back_off()
+
+    async def watch(self, transport: Transport) -> None:
+        """Keepalives while nothing is pushed. Raises TransferTimeout when decode was silent for too long;
+        never returns.
+
+        An answered keepalive is no sign of life while frames wait for their acknowledgement: those must make
+        progress.
+        """
+        self._heard_at = self._pushed_at = self._clock.now()
+        while True:
+            now = self._clock.now()
+            left_s = self._heard_at + self._config.silence_s - now
+            if left_s <= 0:
+                raise TransferTimeout(
+                    f"decode was silent for {self._config.silence_s:g} s", ticket_id=self._fence.ticket_id
+                )
+            due_s = self._pushed_at + self._config.keepalive_s - now
+            if due_s > 0:
+                await asyncio.sleep(min(due_s, left_s))
+                continue
+            self._pushed_at = now
+            try:
+                async with asyncio.timeout(min(self._config.keepalive_s, left_s)):
+                    await transport.keepalive(self._fence)
+            except (WorkerLost, TimeoutError):
+                continue
+            if not self._queue.has_unacked:
+                self._heard_at = self._clock.now()
+
+    async def until_heard(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Repeat an idempotent call as long as the connection breaks; `watch` bounds it."""
+        while True:
+            try:
+                return await call()
+            except WorkerLost:
+                await self._back_off()
+
+    # ------------------------------------------------------------ one stream
+
+    async def _drive(self, stream: PushStream) -> None:
+        """Send and read acknowledgements until all that was added has arrived and no more is to come."""
+        writing = asyncio.create_task(self._write_frames(stream))
+        reading = asyncio.create_task(self._read_acks(stream))
+        try:
+            await asyncio.wait((writing, reading), return_when=asyncio.FIRST_COMPLETED)
+            if writing.done() and not reading.done() and isinstance(writing.exception(), WorkerLost):
+                await asyncio.wait((reading,), timeout=_LAST_WORDS_S)
+            if reading.done():
+                reading.result()  # raises: why decode refused, or that the connection broke
+            writing.result()
+        finally:
+            for task in (writing, reading):
+                task.cancel()
+            await asyncio.gather(writing, reading, return_exceptions=True)
+
+    async def _write_frames(self, stream: PushStream) -> None:
+        while not (self._is_finishing and self._queue.is_empty):
+            self._wake.clear()
+            run = self._queue.next_run()
+            if run is None:
+                await self._wake.wait()
+                continue
+            payload = self._store.read_blocks(run.block_ids)
+            frame, checksum = encode_frame(self._fence, run.first_index, run.num_blocks, payload)
+            self._queue.sent(run, checksum)
+            await stream.send(frame)
+            self._pushed_at = self._clock.now()
+
+    async def _read_acks(self, stream: PushStream) -> None:
+        async for data in stream.acks():
+            ack = decode_ack(data)
+            if ack.error is not None:
+                raise _Refused(ack.error)
+            if self._queue.acknowledge(ack.first_index, ack.num_blocks):
+                self._heard_at = self._clock.now()
+                self._backoff_s = self._config.reconnect_min_s
+                self._wake.set()
+        raise WorkerLost("decode ended the push")
+
+    async def _back_off(self) -> None:
+        await asyncio.sleep(self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, self._config.reconnect_max_s)

@@ -1,0 +1,324 @@
+"""Receiver: decode's end of the bridge. Nothing reaches the port that was not checked: epochs, ticket,
+length, range, checksum.
+
+Owns the table of offered tickets (bounded; the least recently used are forgotten, their late frames are
+refused) and counts what arrived. Who owns which block, and when a ticket expires, is the port's business.
+Lives on one asyncio loop; used by the gRPC servicer and by loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from core.clock import Clock, MonotonicClock
+from core.errors import LayoutMismatch, ServingError, StaleEpoch, TicketExpired, TransferCorrupt
+from core.handoff import HandoffTicket
+from core.ids import Epoch, TicketId, WorkerRef
+from core.kv_layout import KVLayout
+from kv_transfer.codec import Ack, Frame, decode_frame, encode_ack
+from kv_transfer.incoming import IncomingTicket
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.transport import CommitClaim, CommitReceipt, Fence, ReservationPort
+
+SendAck = Callable[[bytes], Awaitable[None]]
+
+_MAX_TICKETS = 4096
+_MAX_WRITES_PENDING = (
+    16  # frames of one push that wait for the port; beyond it the stream's flow control holds the sender
+)
+
+
+T = TypeVar("T")
+
+
+class _Intake:
+    """The writes of one push: a slot for each that waits for the port, and their order."""
+
+    def __init__(self) -> None:
+        self.slots = asyncio.Semaphore(_MAX_WRITES_PENDING)
+        self.writes: asyncio.Queue[asyncio.Task[Ack] | None] = asyncio.Queue()
+        self.started: set[asyncio.Task[Ack]] = set()
+
+    def start(self, write: Coroutine[Any, Any, Ack]) -> None:
+        task = asyncio.create_task(write)
+        self.started.add(task)
+        task.add_done_callback(self.started.discard)
+        self.writes.put_nowait(task)
+
+
+def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose waiters may all go away: its error was still seen by the port."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
+    return task
+
+
+class Receiver:
+    """Answers Offer, Push, Commit, Abort and KeepAlive; each is idempotent. Errors are ServingErrors."""
+
+    def __init__(
+        self,
+        port: ReservationPort,
+        own_ref: WorkerRef,
+        layout: KVLayout,
+        metrics: TransferMetrics,
+        clock: Clock | None = None,
+    ) -> None:
+        self._port = port
+        self._ref = own_ref
+        self._layout = layout
+        self._metrics = metrics
+        self._clock = clock if clock is not None else MonotonicClock()
+        self._tickets: OrderedDict[TicketId, IncomingTicket] = OrderedDict()
+
+    async def offer(
+        self, ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch
+    ) -> tuple[int, ...]:
+        """Reserve for the ticket; returns the indexes of blocks that need not be sent.
+
+        Raises StaleEpoch, LayoutMismatch (naming both sides), TicketExpired (aborted or over), or what the
+        port refuses with.
+        """
+        try:
+            return await self._offer(ticket, time_left_s, receiver_epoch)
+        except ServingError as error:
+            self._metrics.count_failure("receiver", error)
+            raise
+
+    async def push(self, frames: AsyncIterator[bytes], send_ack: SendAck, transport: str) -> None:
+        """Check and write frames, acknowledging them in order, until they end or one is refused.
+
+        A refusal is the last acknowledgement. Frames are taken while earlier ones still wait for the port, so
+        one slow step of decode does not stop the stream.
+        """
+        intake = _Intake()
+        taking = asyncio.create_task(self._take(frames, intake, transport))
+        try:
+            while (write := await intake.writes.get()) is not None:
+                ack = await write
+                if ack.error is not None:
+                    self._metrics.count_failure("receiver", ack.error)
+                await send_ack(encode_ack(ack))
+                if ack.error is not None:
+                    return
+                intake.slots.release()
+            await taking  # the frames ended: raise what ended them, if anything
+        finally:
+            left: list[asyncio.Task[None] | asyncio.Task[Ack]] = [taking, *intake.started]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+
+    async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt:
+        """All frames were acknowledged. Raises TransferCorrupt (and aborts) when what is here is not what was
+        claimed.
+        """
+        try:
+            entry = self._find(fence)
+            if entry.committing is None:
+                self._check_open(entry)
+                try:
+                    receipt = entry.check_commit(claim)
+                except TransferCorrupt as error:
+                    await self._abort(entry, error)
+                    raise
+                entry.committing = _start(self._commit(entry, claim, receipt))
+            # shielded: if this call's connection breaks, the commit still happens and a repeated call hears
+            # of it
+            return await asyncio.shield(entry.committing)
+        except ServingError as error:
+            self._metrics.count_failure("receiver", error)
+            raise
+
+    async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None:
+        """End the ticket in whatever state; of an unknown one the port remembers that a late offer is to be
+        refused.
+        """
+        self._check_own_epoch(fence.receiver_epoch)
+        entry = self._tickets.get(fence.ticket_id)
+        if entry is not None:
+            entry.check_sender(fence)
+            entry.end(TicketExpired(f"the ticket was aborted: {reason}", ticket_id=fence.ticket_id))
+        await self._port.abort(fence.ticket_id, reason, time_left_s)
+
+    async def keepalive(self, fence: Fence) -> None:
+        entry = self._find(fence)
+        if entry.committing is not None:
+            return  # it crossed the commit; the ticket needs no sign of life from prefill any more
+        self._check_open(entry)
+        await self._until_expired(entry, self._port.keepalive(fence.ticket_id))
+
+    def forget(self, ticket_id: TicketId) -> None:
+        """The port is done with the ticket: its late frames will be refused as expired. Unknown tickets are
+        fine.
+        """
+        self._tickets.pop(ticket_id, None)
+
+    async def close(self) -> None:
+        """Cancel the offers and commits that still wait for the port."""
+        tasks: list[asyncio.Task[tuple[int, ...]] | asyncio.Task[CommitReceipt]] = []
+        for entry in self._tickets.values():
+            tasks += [task for task in (entry.offering, entry.committing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tickets.clear()
+
+    # ------------------------------------------------------------ offer
+
+    async def _offer(
+        self, ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch
+    ) -> tuple[int, ...]:
+        self._check_own_epoch(receiver_epoch)
+        if ticket.decode.worker_id != self._ref.worker_id:
+            raise StaleEpoch(
+                "the ticket is for another worker", wanted=ticket.decode.worker_id, found=self._ref.worker_id
+            )
+        self._check_own_epoch(ticket.decode.epoch)
+        self._check_layout(ticket)
+        entry = self._tickets.get(ticket.ticket_id)
+        if entry is None:
+            entry = IncomingTicket(ticket, time_left_s)
+            self._tickets[ticket.ticket_id] = entry
+            self._forget_oldest()
+            entry.offering = _start(self._reserve(entry, ticket, time_left_s))
+        elif not entry.is_open:
+            raise entry.error or TicketExpired("the ticket was committed before", ticket_id=ticket.ticket_id)
+        elif not entry.is_same_offer(ticket):
+            raise TransferCorrupt("two different offers bear the same ticket", ticket_id=ticket.ticket_id)
+        assert entry.offering is not None
+        # shielded: if this call's connection breaks, a repeated offer finds the reservation
+        return await asyncio.shield(entry.offering)
+
+    async def _reserve(
+        self, entry: IncomingTicket, ticket: HandoffTicket, time_left_s: float
+    ) -> tuple[int, ...]:
+        try:
+            held = await self._port.offer(ticket, time_left_s)
+        except BaseException:
+            # a refusal leaves nothing behind: the same ticket may be offered again
+            if self._tickets.get(ticket.ticket_id) is entry:
+                del self._tickets[ticket.ticket_id]
+            raise
+        if not entry.is_open:  # aborted meanwhile; the port has heard of it
+            raise entry.error or TicketExpired("the ticket ended", ticket_id=ticket.ticket_id)
+        entry.hold(held)
+        return held
+
+    def _check_layout(self, ticket: HandoffTicket) -> None:
+        differences = ticket.layout.differences(self._layout)
+        if differences:
+            raise LayoutMismatch(
+                f"prefill worker {ticket.prefill.worker_id} and decode worker {self._ref.worker_id} "
+                f"cannot exchange blocks (prefill vs decode): {'; '.join(differences)}",
+                prefill=ticket.prefill.worker_id,
+                decode=self._ref.worker_id,
+                differences="; ".join(differences),
+            )
+
+    def _forget_oldest(self) -> None:
+        while len(self._tickets) > _MAX_TICKETS:
+            self._tickets.popitem(last=False)
+
+    # ------------------------------------------------------------ push
+
+    async def _take(self, frames: AsyncIterator[bytes], intake: _Intake, transport: str) -> None:
+        """Turn frames into writes, in order, until the frames end or one cannot be read."""
+        current: Fence | None = None
+        try:
+            await intake.slots.acquire()
+            async for data in frames:
+                try:
+                    frame = decode_frame(data)
+                except TransferCorrupt as error:
+                    # whose frame it was cannot be read, but a stream carries one ticket's frames
+                    entry = self._tickets.get(current.ticket_id) if current is not None else None
+                    intake.start(self._refuse(entry, Ack(0, 0, error)))
+                    break
+                current = frame.fence
+                intake.start(self._write(frame, transport))
+                await intake.slots.acquire()
+        finally:
+            intake.writes.put_nowait(None)
+
+    async def _refuse(self, entry: IncomingTicket | None, ack: Ack) -> Ack:
+        assert ack.error is not None
+        if entry is not None and entry.is_open:
+            await self._abort(entry, ack.error)
+        return ack
+
+    async def _write(self, frame: Frame, transport: str) -> Ack:
+        entry: IncomingTicket | None = None
+        try:
+            entry = self._find(frame.fence)
+            self._check_open(entry)
+            if not entry.is_reserved:
+                raise TransferCorrupt("a frame came before the offer was answered", ticket_id=entry.ticket_id)
+            entry.transport = transport
+            if entry.first_frame_at is None:
+                entry.first_frame_at = self._clock.now()
+            if entry.accept(frame):
+                await self._until_expired(
+                    entry,
+                    self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, frame.payload),
+                )
+                self._metrics.count_bytes(transport, entry.note_written(frame.first_index))
+        except TransferCorrupt as error:
+            return await self._refuse(entry, Ack(frame.first_index, frame.num_blocks, error))
+        except ServingError as error:
+            return Ack(frame.first_index, frame.num_blocks, error)
+        return Ack(frame.first_index, frame.num_blocks)
+
+    # ------------------------------------------------------------ commit, ends
+
+    async def _commit(
+        self, entry: IncomingTicket, claim: CommitClaim, receipt: CommitReceipt
+    ) -> CommitReceipt:
+        await self._until_expired(
+            entry, self._port.commit(entry.ticket_id, claim.num_tokens, claim.num_pushed_blocks)
+        )
+        if entry.first_frame_at is not None:
+            self._metrics.observe_seconds(entry.transport, self._clock.now() - entry.first_frame_at)
+        entry.end(None)
+        return receipt
+
+    async def _until_expired(self, entry: IncomingTicket, call: Awaitable[None]) -> None:
+        """Await the port; when it says that the ticket is over, it is over here too."""
+        try:
+            await call
+        except TicketExpired as error:
+            entry.end(error)
+            raise
+
+    async def _abort(self, entry: IncomingTicket, error: ServingError) -> None:
+        entry.end(TicketExpired(f"the ticket was aborted: {error.message}", ticket_id=entry.ticket_id))
+        await self._port.abort(entry.ticket_id, error.code, entry.time_left_s)
+
+    # ------------------------------------------------------------ checks
+
+    def _check_own_epoch(self, named: Epoch) -> None:
+        if named != self._ref.epoch:
+            raise StaleEpoch(
+                f"the message was meant for another incarnation of {self._ref.worker_id}",
+                worker_id=self._ref.worker_id,
+                epoch=self._ref.epoch,
+                named=named,
+            )
+
+    def _find(self, fence: Fence) -> IncomingTicket:
+        self._check_own_epoch(fence.receiver_epoch)
+        entry = self._tickets.get(fence.ticket_id)
+        if entry is None:
+            raise TicketExpired(
+                "no such ticket here: never offered, expired or over", ticket_id=fence.ticket_id
+            )
+        entry.check_sender(fence)
+        self._tickets.move_to_end(fence.ticket_id)
+        return entry
+
+    def _check_open(self, entry: IncomingTicket) -> None:
+        if not entry.is_open:
+            raise entry.error or TicketExpired("the ticket was committed", ticket_id=entry.ticket_id)

@@ -1,0 +1,78 @@
+"""Sender: prefill's end of the bridge; opens one session for each ticket and shares the connections among
+them.
+
+Lives on one asyncio loop. The only call that another thread may make is `SendSession.add_blocks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from core.clock import Clock, Deadline
+from core.errors import LayoutMismatch, StaleEpoch
+from core.handoff import HandoffTicket
+from core.ids import WorkerRef
+from kv_transfer.config import BridgeConfig
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.peers import Peers
+from kv_transfer.session import SendSession
+from kv_transfer.transport import BlockStore, Connect
+from protos.transfer_codec import ticket_id_bytes
+
+
+class Sender:
+    """`store` holds the leased blocks; `connect` makes a transport to a decode worker."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        own_ref: WorkerRef,
+        connect: Connect,
+        clock: Clock,
+        metrics: TransferMetrics,
+        config: BridgeConfig | None = None,
+    ) -> None:
+        self._store = store
+        self._ref = own_ref
+        self._clock = clock
+        self._metrics = metrics
+        self._config = config if config is not None else BridgeConfig()
+        self._peers = Peers(connect, clock, self._config.idle_connection_s)
+        self._sessions: set[SendSession] = set()
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions whose transfer has not ended yet."""
+        return len(self._sessions)
+
+    def open(self, ticket: HandoffTicket, deadline: Deadline) -> SendSession:
+        """Offer the ticket to its decode worker, at once and in the background; `deadline` bounds all that
+        follows.
+
+        Raises TransferCorrupt for an ill-formed ticket, StaleEpoch or LayoutMismatch for one that is not this
+        worker's to send.
+        """
+        ticket_id_bytes(ticket.ticket_id)
+        if (ticket.prefill.worker_id, ticket.prefill.epoch) != (self._ref.worker_id, self._ref.epoch):
+            raise StaleEpoch("the ticket is of another prefill worker", ticket_id=ticket.ticket_id)
+        differences = ticket.layout.differences(self._store.layout)
+        if differences:
+            raise LayoutMismatch(
+                f"the ticket's blocks are not this pool's (ticket vs pool): {'; '.join(differences)}",
+                differences="; ".join(differences),
+            )
+        return SendSession(
+            ticket,
+            deadline,
+            self._store,
+            self._peers,
+            self._config,
+            self._clock,
+            self._metrics,
+            self._sessions,
+        )
+
+    async def close(self) -> None:
+        """Abort what still runs, then close the connections."""
+        await asyncio.gather(*(session.abort("the prefill worker stops") for session in list(self._sessions)))
+        await self._peers.close()

@@ -1,0 +1,144 @@
+"""What the bridge needs of others, as Protocols, and the values that pass between its parts.
+
+`BlockStore` is satisfied by the engine's pool, `ReservationPort` by decode's inbox, `Transport` by each way
+to carry bytes (gRPC, loopback). Everything here is used on one asyncio loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.handoff import HandoffTicket
+from core.ids import Epoch, TicketId, WorkerRef
+from core.kv_layout import KVLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Whom a message is for, who sends it and for which ticket; any of the three being wrong makes it
+    harmless.
+    """
+
+    receiver_epoch: Epoch
+    sender_epoch: Epoch
+    ticket_id: TicketId
+
+    @staticmethod
+    def of(ticket: HandoffTicket) -> Fence:
+        """The fence of everything that prefill sends for `ticket`."""
+        return Fence(ticket.decode.epoch, ticket.prefill.epoch, ticket.ticket_id)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitClaim:
+    """What prefill says it has pushed; decode compares it with what it wrote.
+
+    `checksum` is the XOR of the payload checksums of all distinct frames.
+    """
+
+    num_tokens: int
+    num_pushed_blocks: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReceipt:
+    """What decode wrote for the ticket, counted after its checks."""
+
+    num_written_blocks: int
+    num_written_bytes: int
+
+
+class BlockStore(Protocol):
+    """A worker's pool of KV blocks, addressed by the worker's own block ids."""
+
+    @property
+    def layout(self) -> KVLayout: ...
+
+    def read_blocks(self, block_ids: Sequence[int]) -> memoryview:
+        """A contiguous copy, block after block, each `layout.block_bytes` bytes of `layout.block_shape`."""
+        ...
+
+    def write_blocks(self, block_ids: Sequence[int], payload: memoryview | bytes) -> None: ...
+
+
+class ReservationPort(Protocol):
+    """What the receiver needs of decode. Called on the IO loop; every payload was verified before."""
+
+    async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        """Reserve all blocks of the ticket and room to grow, atomically; returns the indexes that are already
+        here.
+
+        Those are pinned for the ticket. Raises ReservationRefused, WorkerDraining, or TicketExpired for a
+        ticket that was aborted.
+        """
+        ...
+
+    async def write(
+        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview
+    ) -> None:
+        """Copy the payload into the reserved blocks; TicketExpired when the reservation is gone."""
+        ...
+
+    async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
+        """All blocks are here and verified: they may be attended to and enter the prefix cache. Raises
+        TicketExpired.
+        """
+        ...
+
+    async def abort(self, ticket_id: TicketId, reason: str, time_left_s: float) -> None:
+        """Give the reservation back; of an unknown ticket, remember for `time_left_s` that a late offer is
+        refused.
+        """
+        ...
+
+    async def keepalive(self, ticket_id: TicketId) -> None:
+        """Prefill is alive but has nothing to push. Raises TicketExpired."""
+        ...
+
+
+class PushStream(Protocol):
+    """One ordered stream of frames to decode and of acknowledgements back."""
+
+    async def send(self, frame: bytes) -> None:
+        """Hand one frame to the connection, waiting while it is full. Raises WorkerLost when the stream is
+        broken.
+        """
+        ...
+
+    def acks(self) -> AsyncIterator[bytes]:
+        """Acknowledgements in the order of the frames; raises WorkerLost when the stream breaks."""
+        ...
+
+    async def close(self) -> None:
+        """End the stream, whatever its state; frames without acknowledgement may or may not have arrived."""
+        ...
+
+
+class Transport(Protocol):
+    """Prefill's side of the bridge to one decode worker. Errors are ServingErrors; WorkerLost means the
+    connection broke.
+    """
+
+    @property
+    def name(self) -> str:
+        """The label of metrics: `grpc`, `loopback`."""
+        ...
+
+    async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]: ...
+
+    async def open_push(self) -> PushStream: ...
+
+    async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt: ...
+
+    async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None: ...
+
+    async def keepalive(self, fence: Fence) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+Connect = Callable[[WorkerRef], Transport]
+"""Makes the transport to a decode worker; it must not block, connecting happens at the first call."""
