@@ -142,7 +142,7 @@ class PrefillLoop:
         except Exception as error:  # noqa: BLE001 (logged, and told to each of the step's prompts)
             _log.exception("a step of %d sequences failed", len(plan.prompts))
             for prompt in plan.prompts:
-                self._end(prompt, StepFailed(f"the engine failed on this step ({type(error).__name__})"))
+                self._end(prompt, _step_failed(error))
         else:
             self._apply(plan, output)
         now = self._clock.now()
@@ -294,3 +294,10 @@ class PrefillLoop:
     def _observe_slots(self, now: float) -> None:
         sequences = [prompt.sequence for prompt in self._scheduler.running]
         self._metrics.observe_slots(sequences, self._block_size, now)
+
+
+def _step_failed(error: Exception) -> StepFailed:
+    """What a step's prompts hear; the message of an unknown error stays in the log."""
+    if isinstance(error, StepFailed):
+        return error
+    return StepFailed(f"the engine failed on this step ({type(error).__name__})")

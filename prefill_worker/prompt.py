@@ -50,6 +50,7 @@ def new_prompt(job: PrefillJob, max_context: int, vocab_size: int, now: float) -
     emitted = _emitted(job)
     _check_tokens(request.prompt_token_ids, vocab_size, "prompt")
     _check_tokens(emitted, vocab_size, "emitted")
+    _check_tokens(tuple(token_id for token_id, _ in request.sampling.logit_bias), vocab_size, "logit_bias")
     num_left = request.sampling.max_tokens - len(emitted)
     num_tokens = request.num_prompt_tokens + len(emitted)
     if num_tokens + min(1, max(0, num_left)) > max_context:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -68,12 +68,10 @@ class PrefillService(WorkerServicer):
         self,
         request: pb.GenerateRequest,
         context: grpc.aio.ServicerContext[pb.GenerateRequest, pb.GenerateEvent],
-    ) -> AsyncIterator[pb.GenerateEvent]:
+    ) -> None:
         try:
             with self._typed_errors(request.receiver_epoch):
-                async with aclosing(self._worker.generate(codec.generate_job(request))) as events:
-                    async for event in events:
-                        yield codec.encode_generate_event(event)
+                self._worker.generate(codec.generate_job(request))
         except ServingError as error:
             await _abort(context, error)
 
@@ -114,8 +112,7 @@ class PrefillService(WorkerServicer):
         """Refuse a message that was meant for another incarnation; let nothing but a ServingError out."""
         if receiver_epoch != self._worker.ref.epoch:
             raise StaleEpoch(
-                "the message was meant for another incarnation of this worker",
-                worker=self._worker.ref.worker_id,
+                "the message was meant for another incarnation", worker_id=self._worker.ref.worker_id
             )
         try:
             yield
@@ -126,6 +123,6 @@ class PrefillService(WorkerServicer):
             raise ServingError(f"the worker failed ({type(error).__name__})") from error
 
 
-async def _abort(context: grpc.aio.ServicerContext[object, object], error: ServingError) -> NoReturn:
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> NoReturn:
     context.set_trailing_metadata(((codec.ERROR_METADATA_KEY, codec.encode_error(error)),))
     await context.abort(_STATUS.get(error.http_status, grpc.StatusCode.INTERNAL), error.code)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import partial
+from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -18,7 +19,7 @@ from core.clock import Clock
 from core.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServingError, WorkerDraining, WorkerLost
 from core.ids import WorkerRef
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
-from core.worker_status import Announcement
+from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step_thread import StepThread
@@ -55,7 +56,9 @@ class PrefillWorker:
         self._status_at = float("-inf")
         self._was_busy = False
         self._feed = Feed()
-        self._sender = Sender(runner.pool, ref, connect, clock, TransferMetrics(self.registry), config.bridge)
+        self._sender = Sender(
+            runner.cache.pool, ref, connect, clock, TransferMetrics(self.registry), config.bridge
+        )
         self._calls = Calls(
             self._sender,
             on_granted=lambda ticket_id: self._thread.post(partial(self._loop.granted, ticket_id)),
@@ -79,8 +82,18 @@ class PrefillWorker:
 
     async def start(self) -> None:
         """Begin to serve, on the running loop."""
-        self._mailbox.open(asyncio.get_running_loop())
-        self._runner.allocator.on_events = self._feed.append
+        io_loop = asyncio.get_running_loop()
+        allocator = self._runner.cache.allocator
+        # blocks that an earlier role of this process left behind
+        self._feed.append(
+            [
+                BlockEvent(BlockEventKind.STORED, name, parent)
+                for name, parent in allocator.prefix_cache.items()
+            ]
+        )
+        allocator.on_events = self._feed.append
+        self._feed.start(io_loop)
+        self._mailbox.open(io_loop)
         self._thread.start()
 
     async def drain(self, timeout_s: float) -> None:
@@ -101,7 +114,8 @@ class PrefillWorker:
             await self.drain(0.0)
         await self._sender.close()
         await asyncio.to_thread(self._thread.stop)
-        self._runner.allocator.on_events = None
+        self._feed.close()
+        self._runner.cache.allocator.on_events = None
 
     def is_healthy(self) -> bool:
         """The step thread lives, and if there is work it gets on with it."""
@@ -119,8 +133,8 @@ class PrefillWorker:
             raise WorkerDraining("the worker takes no new work")
         if not self._thread.is_alive:
             raise WorkerLost("the worker's step thread does not run")
-        config = self._runner.model_config
-        prompt = new_prompt(job, config.max_context, config.vocab_size, self._clock.now())
+        vocab_size = self._runner.model_config.vocab_size
+        prompt = new_prompt(job, self._runner.max_context, vocab_size, self._clock.now())
         call = self._calls.open(prompt)
         try:
             async with asyncio.timeout(job.time_left_s):
@@ -137,10 +151,9 @@ class PrefillWorker:
             # refused at admission, or given up: nobody will answer any more
             call.reply.cancel()
 
-    async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
+    def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         """Raises InvalidRequest: this worker's role is to prefill."""
         raise InvalidRequest("this worker prefills, it does not generate", param="worker")
-        yield
 
     async def cancel(self, job: CancelJob) -> None:
         """Stop what is done for the ticket, or without one for the request; aborts the ticket, frees the
@@ -152,9 +165,9 @@ class PrefillWorker:
         if not calls and job.ticket_id is not None:
             self._thread.post(partial(self._loop.refuse_late, job.ticket_id, _LATE_PREFILL_S))
 
-    def watch(self) -> AsyncIterator[WatchEvent]:
+    def watch(self) -> AsyncGenerator[WatchEvent, None]:
         """A snapshot of the cached blocks, then numbered changes and a status each second."""
-        return self._feed.subscribe()
+        return cast("AsyncGenerator[WatchEvent, None]", self._feed.subscribe())
 
     async def metrics(self) -> bytes:
         """All series of this worker in Prometheus' text format."""
@@ -165,7 +178,7 @@ class PrefillWorker:
             ref=self.ref,
             model=self._config.model,
             layout=self._runner.layout,
-            max_context=self._runner.model_config.max_context,
+            max_context=self._runner.max_context,
             pid=os.getpid(),
             node=platform.node(),
             home_pool=self._config.home_pool,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from core.errors import ContextTooLong, InvalidRequest
@@ -28,6 +30,15 @@ def test_prompts_that_the_model_cannot_read_are_refused_by_name(token_ids: tuple
     with pytest.raises(InvalidRequest) as caught:
         new_prompt(make_job(token_ids), max_context=10, vocab_size=5, now=0.0)
     assert caught.value.details["param"] == "prompt"
+
+
+def test_a_bias_on_a_token_that_does_not_exist_is_refused_before_it_reaches_another_row() -> None:
+    job = make_job((1,))
+    biased = dataclasses.replace(job.request.sampling, logit_bias=((5, 1.0),))
+    job = dataclasses.replace(job, request=dataclasses.replace(job.request, sampling=biased))
+    with pytest.raises(InvalidRequest) as caught:
+        new_prompt(job, max_context=10, vocab_size=5, now=0.0)
+    assert caught.value.details["param"] == "logit_bias"
 
 
 @pytest.mark.parametrize(
