@@ -1,0 +1,346 @@
+"""DecodeLoop: everything that happens on the step thread of a decode worker.
+
+Owns the scheduler, the inbox and the running generations, and so all access to pool and allocator. Knows no
+event loop: what the streams get leaves through `deliver`, at most once per step, command or tick. Every
+method runs on the step thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from core.clock import Clock, Deadline
+from core.errors import Cancelled, DeadlineExceeded, Overloaded, ServingError, StepFailed, WorkerDraining
+from core.handoff import HandoffTicket, TicketState
+from core.ids import TicketId, WorkerRef
+from core.jobs import CancelJob, GenerateJob
+from core.worker_status import WorkerStatus
+from decode_worker.admission import check_job
+from decode_worker.config import DecodeConfig
+from decode_worker.generation import Generation
+from decode_worker.generations import Generations
+from decode_worker.inbox import Inbox
+from decode_worker.metrics import TicketMetrics
+from decode_worker.scheduler import Scheduler
+from decode_worker.streams import Delivery, Stream
+from engine.metrics import EngineMetrics
+from engine.runner import ModelRunner
+from engine.step import StepPlan
+
+_log = logging.getLogger(__name__)
+
+_LIVE = (TicketState.RESERVED, TicketState.SENDING, TicketState.COMMITTED)
+
+
+class DecodeLoop:
+    """Commands, steps and ticks of one decode worker. `step` answers whether there was something to
+    compute.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: DecodeConfig,
+        ref: WorkerRef,
+        clock: Clock,
+        deliver: Callable[[Sequence[Delivery]], None],
+        metrics: EngineMetrics,
+        ticket_metrics: TicketMetrics,
+    ) -> None:
+        self._runner = runner
+        self._cache = runner.cache
+        self._allocator = runner.cache.allocator
+        self._config = config
+        self._ref = ref
+        self._clock = clock
+        self._deliver = deliver
+        self._metrics = metrics
+        self._ticket_metrics = ticket_metrics
+        self._scheduler = Scheduler(config, runner.cache)
+        self._inbox = Inbox(ref, runner.cache, runner.cache.pool, config, clock, ticket_metrics.observe_end)
+        self._generations = Generations(
+            config,
+            self._scheduler,
+            runner.cache,
+            runner.model_config.eos_token_ids,
+            runner.max_context,
+            metrics,
+        )
+        self._claimers: dict[TicketId, Generation] = {}
+        self._num_preemptions = 0
+        self.progress_at = clock.now()
+        self.is_draining = False
+
+    # ------------------------------------------------------------ commands: streams
+
+    def begin(self, job: GenerateJob, stream: Stream, deadline: Deadline) -> None:
+        """Run a job that no stream runs yet; a refusal ends its stream."""
+        try:
+            self._check(job)
+        except ServingError as error:
+            self._deliver([Delivery(stream, error=error)])
+            return
+        generation = self._generations.open(job, stream, deadline)
+        ticket_id = job.ticket_id
+        if ticket_id is None or ticket_id in self._claimers:
+            self._start_here(generation)
+        else:
+            generation.waiting_since = self._clock.now()
+            self._claimers[ticket_id] = generation
+            self._inbox.expect(ticket_id)
+            self._settle(ticket_id)
+        self._flush()
+
+    def cancel_stream(self, stream: Stream, reason: str) -> None:
+        """Nobody listens to the stream any more."""
+        generation = self._generations.of_stream(stream)
+        if generation is not None:
+            self._end(generation, Cancelled(reason))
+            self._flush()
+
+    def cancel(self, job: CancelJob) -> None:
+        """Stop all that runs for the request, and its ticket if that is not claimed."""
+        for generation in self._generations.of_request(job.request_id):
+            self._end(generation, Cancelled(job.reason))
+        if job.ticket_id is not None:
+            self._inbox.abort(job.ticket_id)
+        self._flush()
+
+    def end_all(self, error: ServingError) -> None:
+        """End every stream by `error` and every ticket that is not claimed."""
+        for generation in self._generations:
+            self._end(generation, error)
+        self._inbox.abort_all()
+        self._flush()
+
+    # ------------------------------------------------------------ commands: tickets
+
+    def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        """See Inbox.offer. Refused too while sequences here wait for blocks or places: they were first."""
+        if self.is_draining and self._inbox.state(ticket.ticket_id) is None:
+            raise WorkerDraining("this worker takes no new work", worker_id=self._ref.worker_id)
+        max_samples = 0
+        if not self._scheduler.is_short and self._leaves_watermark(ticket):
+            num_taken = self._scheduler.num_running + self._inbox.num_reserved_samples
+            max_samples = self._config.max_num_seqs - num_taken
+        return self._inbox.offer(ticket, time_left_s, max_samples)
+
+    def write(
+        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview | bytes
+    ) -> None:
+        self._inbox.write(ticket_id, first_index, num_blocks, payload)
+
+    def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
+        self._inbox.commit(ticket_id, num_tokens, num_pushed_blocks)
+        self._settle(ticket_id)
+        self._flush()
+
+    def abort(self, ticket_id: TicketId, reason: str, time_left_s: float) -> None:
+        _log.info("ticket %s aborted by prefill: %s", ticket_id, reason)
+        self._inbox.abort(ticket_id, time_left_s)
+        self._settle(ticket_id)
+        self._flush()
+
+    def keepalive(self, ticket_id: TicketId) -> None:
+        self._inbox.keepalive(ticket_id)
+
+    # ------------------------------------------------------------ steps
+
+    def step(self) -> bool:
+        """One step, if anything can run."""
+        plan = self._scheduler.schedule(self._inbox.num_reserved_samples)
+        for _ in range(self._scheduler.num_preemptions - self._num_preemptions):
+            self._metrics.observe_preemption()
+        self._num_preemptions = self._scheduler.num_preemptions
+        for sequence in self._scheduler.started:
+            self._metrics.observe_start(sequence)
+        if not plan.scheduled:
+            return False
+        before = self._clock.now()
+        self._observe_slots(before)
+        num_chunk_tokens = sum(i.num_scheduled_tokens for i in plan.scheduled if i.num_scheduled_tokens > 1)
+        self._run(plan)
+        self._flush()
+        now = self._clock.now()
+        self.progress_at = now
+        self._metrics.observe_step(now - before, num_chunk_tokens)
+        self._observe_slots(now)
+        self._metrics.observe_status(self.status())
+        return True
+
+    def tick(self) -> None:
+        """Deadlines, silence, waiting claimers, gauges. Runs between steps and at least every idle tick."""
+        now = self._clock.now()
+        for generation in self._generations:
+            if generation.deadline.is_past(self._clock):
+                self._end(generation, DeadlineExceeded("the deadline passed before the answer was complete"))
+        self._inbox.expire()
+        for ticket_id in list(self._claimers):
+            self._settle(ticket_id)
+        self._flush()
+        if not self._scheduler.has_work:
+            self.progress_at = now
+        self._observe_slots(now)
+        self._metrics.observe_status(self.status())
+        self._ticket_metrics.observe_states(self._inbox.num_by_state())
+
+    # ------------------------------------------------------------ accounts
+
+    @property
+    def num_unfinished(self) -> int:
+        """Jobs and tickets that a drain waits for."""
+        return len(self._generations) + self._inbox.num_unclaimed
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything here holds blocks or waits for some."""
+        return self._scheduler.has_work or self.num_unfinished > 0
+
+    def observe_leak(self) -> None:
+        """Export the difference that `check` asserts to be none."""
+        self._metrics.observe_leak(self._allocator.leak_difference(self._tables()))
+
+    def check(self) -> None:
+        """Assert that each block's holders are the sequences and reservations that list it."""
+        self._allocator.check(self._tables())
+
+    def status(self) -> WorkerStatus:
+        allocator, scheduler = self._allocator, self._scheduler
+        return WorkerStatus(
+            ref=self._ref,
+            is_draining=self.is_draining,
+            num_waiting=scheduler.num_waiting + len(self._claimers),
+            num_running=scheduler.num_running,
+            num_waiting_tokens=scheduler.num_waiting_tokens,
+            num_running_tokens=scheduler.num_running_tokens,
+            num_blocks=allocator.num_blocks,
+            num_free_blocks=allocator.num_free,
+            num_cached_blocks=allocator.num_cached,
+            num_held_blocks=allocator.num_held,
+            num_quarantined_blocks=allocator.num_quarantined,
+            max_num_seqs=self._config.max_num_seqs,
+            prefill_tokens_per_s=self._metrics.prefill_tokens_per_s,
+            step_s=self._metrics.step_s,
+        )
+
+    # ------------------------------------------------------------ inside
+
+    def _check(self, job: GenerateJob) -> None:
+        if self.is_draining and (job.ticket_id is None or self._inbox.state(job.ticket_id) not in _LIVE):
+            raise WorkerDraining("this worker takes no new work", worker_id=self._ref.worker_id)
+        model, layout = self._runner.model_config, self._runner.layout
+        check_job(
+            job, self._runner.max_context, self._allocator.num_blocks * layout.block_size, model.vocab_size
+        )
+
+    def _run(self, plan: StepPlan) -> None:
+        try:
+            output = self._runner.run(plan)
+        except Exception as error:  # noqa: BLE001 - logged, and told to whom it hits
+            _log.exception("a step of %d sequences failed", len(plan.scheduled))
+            failure = StepFailed(f"the engine failed on this request ({type(error).__name__})")
+        else:
+            self._generations.apply(plan, output)
+            return
+        self._run_apart(plan, failure)
+
+    def _run_apart(self, plan: StepPlan, failure: StepFailed) -> None:
+        """A step failed: run its sequences one by one, so that only those which fail alone are lost.
+
+        Nothing was applied yet, and computing a token again writes the same KV to the same slots.
+        """
+        for item in plan.scheduled:
+            generation = self._generations.owner(item.sequence)
+            if generation is None:
+                continue  # a sibling has failed
+            if len(plan.scheduled) == 1:
+                self._end(generation, failure)
+            else:
+                self._run(StepPlan((item,)))
+
+    def _settle(self, ticket_id: TicketId) -> None:
+        """Let the Generate that waits for the ticket go on, if the ticket's fate or the wait is decided."""
+        generation = self._claimers.get(ticket_id)
+        if generation is None:
+            return
+        state = self._inbox.state(ticket_id)
+        if state is TicketState.COMMITTED:
+            self._stop_waiting(generation)
+            self._claim(generation, ticket_id)
+        elif state is None or state in _LIVE:
+            assert generation.waiting_since is not None
+            since = max(generation.waiting_since, self._inbox.pushed_at(ticket_id) or 0.0)
+            if self._clock.now() - since >= self._config.ticket_wait_s:
+                self._inbox.abort(ticket_id)  # a late Offer or Commit is refused: nobody waits for it
+                self._stop_waiting(generation)
+                self._start_here(generation)
+        else:
+            self._stop_waiting(generation)
+            self._start_here(generation)
+
+    def _claim(self, generation: Generation, ticket_id: TicketId) -> None:
+        sequences = self._generations.match_ticket(generation, self._inbox.ticket(ticket_id))
+        if not sequences:
+            _log.warning("ticket %s does not carry the KV of the request that claims it", ticket_id)
+            self._inbox.abort(ticket_id)
+            self._start_here(generation)
+            return
+        generation.claimed = ticket_id
+        reservation = self._inbox.claim(ticket_id)
+        try:
+            self._generations.start_claimed(generation, sequences, reservation)
+        except Overloaded as error:
+            self._end(generation, error)
+
+    def _start_here(self, generation: Generation) -> None:
+        try:
+            self._generations.start_here(generation)
+        except Overloaded as error:
+            self._end(generation, error)
+
+    def _stop_waiting(self, generation: Generation) -> None:
+        if generation.waiting_since is None:
+            return
+        assert generation.job.ticket_id is not None
+        generation.waiting_since = None
+        del self._claimers[generation.job.ticket_id]
+        self._inbox.unexpect(generation.job.ticket_id)
+
+    def _end(self, generation: Generation, error: ServingError) -> None:
+        self._stop_waiting(generation)
+        self._generations.end(generation, error)
+        self._release_ticket(generation)
+
+    def _release_ticket(self, generation: Generation) -> None:
+        if generation.claimed is not None:
+            self._inbox.release(generation.claimed)
+            generation.claimed = None
+
+    def _leaves_watermark(self, ticket: HandoffTicket) -> bool:
+        """Whether those who run keep room for their growth beside the ticket. An estimate; the reservation
+        is exact.
+        """
+        num_running = self._scheduler.num_running
+        if num_running == 0:
+            return True
+        num_new = ticket.layout.num_blocks(ticket.num_tokens + ticket.num_growth_tokens)
+        if ticket.is_prefix_cache_read:
+            num_new -= len(self._cache.match(ticket.block_hashes))
+        num_spare = max(num_running, int(self._config.watermark * self._allocator.num_blocks))
+        num_left: int = self._allocator.num_available - num_new
+        return num_left >= num_spare
+
+    def _tables(self) -> Iterator[Sequence[int]]:
+        return chain(self._scheduler.tables(), self._inbox.tables())
+
+    def _observe_slots(self, now: float) -> None:
+        self._metrics.observe_slots(self._scheduler.running, self._runner.layout.block_size, now)
+
+    def _flush(self) -> None:
+        deliveries, finished = self._generations.take_deliveries()
+        for generation in finished:
+            self._release_ticket(generation)
+        if deliveries:
+            self._deliver(deliveries)

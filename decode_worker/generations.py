@@ -1,0 +1,236 @@
+"""Generations: jobs turned into sequences, and step outputs turned into events.
+
+Owns which sequence belongs to which job, how samples of one prompt part at the first token, and when a
+sample is finished. Does not own tickets (the decode loop does) nor the order of running (the scheduler
+does). Used on the step thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from core.block_hash import hash_blocks
+from core.clock import Deadline
+from core.errors import Cancelled, Overloaded, ServingError
+from core.handoff import HandoffTicket
+from core.ids import RequestId
+from core.jobs import GenerateJob
+from core.request import FinishReason
+from decode_worker.config import DecodeConfig
+from decode_worker.generation import Generation
+from decode_worker.scheduler import Scheduler
+from decode_worker.streams import Delivery, Stream
+from engine.kv.cache import KVCache
+from engine.kv.reservation import Reservation
+from engine.metrics import EngineMetrics
+from engine.sequence import Sequence, finish_reason_after, new_sequence
+from engine.step import SampledToken, StepOutput, StepPlan
+
+
+class Generations:
+    """The jobs under way, by stream, and the events that their streams have not got yet."""
+
+    def __init__(
+        self,
+        config: DecodeConfig,
+        scheduler: Scheduler,
+        cache: KVCache,
+        eos_token_ids: frozenset[int],
+        max_context: int,
+        metrics: EngineMetrics,
+    ) -> None:
+        self._config = config
+        self._scheduler = scheduler
+        self._cache = cache
+        self._eos_token_ids = eos_token_ids
+        self._max_context = max_context
+        self._metrics = metrics
+        self._by_stream: dict[Stream, Generation] = {}
+        self._owners: dict[Sequence, Generation] = {}
+        self._touched: dict[Generation, None] = {}
+        self._deliveries: list[Delivery] = []
+
+    def __len__(self) -> int:
+        return len(self._by_stream)
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(list(self._by_stream.values()))
+
+    def of_stream(self, stream: Stream) -> Generation | None:
+        return self._by_stream.get(stream)
+
+    def of_request(self, request_id: RequestId) -> list[Generation]:
+        return [item for item in self if item.job.request.request_id == request_id]
+
+    def owner(self, sequence: Sequence) -> Generation | None:
+        """The job of a sequence that is still wanted."""
+        return self._owners.get(sequence)
+
+    # ------------------------------------------------------------ from job to sequences
+
+    def open(self, job: GenerateJob, stream: Stream, deadline: Deadline) -> Generation:
+        """Note a job; nothing of it runs yet."""
+        generation = self._by_stream[stream] = Generation(job, stream, deadline)
+        return generation
+
+    def start_here(self, generation: Generation, skip: frozenset[int] = frozenset()) -> None:
+        """Queue all samples (but `skip`) to be read from their first token. Raises Overloaded if the queue
+        is full.
+
+        Samples without emitted tokens are read once and part at their first token.
+        """
+        job = generation.job
+        fresh = [s.sample_index for s in job.samples if not s.emitted and s.sample_index not in skip]
+        resumed = [s for s in job.samples if s.emitted and s.sample_index not in skip]
+        if self._scheduler.num_waiting >= self._config.max_waiting:
+            raise Overloaded(
+                "the decode queue is full", num_waiting=self._scheduler.num_waiting, retry_after_s=1
+            )
+        if fresh:
+            sequence = new_sequence(job.request, fresh[0], (), self._max_context)
+            self._own(generation, sequence)
+            self._scheduler.add(sequence, tuple(fresh) if len(fresh) > 1 else ())
+        for sample in resumed:
+            sequence = new_sequence(job.request, sample.sample_index, sample.emitted, self._max_context)
+            if not self._finish_if_over(generation, sequence):
+                self._own(generation, sequence)
+                self._scheduler.add(sequence)
+
+    def match_ticket(self, generation: Generation, ticket: HandoffTicket) -> list[Sequence]:
+        """Sequences of the job that can go on from the ticket's KV; none if it is not the KV of this job."""
+        job = generation.job
+        num_tokens = ticket.num_tokens
+        if ticket.request_id != job.request.request_id:
+            return []
+        sequences = [
+            new_sequence(job.request, sample.sample_index, sample.emitted, self._max_context)
+            for sample in job.samples
+        ]
+        # at least one token is left to compute: its logits are what the next one is sampled from
+        usable = [sequence for sequence in sequences if sequence.num_tokens > num_tokens]
+        if not usable:
+            return []
+        covered = usable[0].token_ids[:num_tokens]
+        root = self._cache.hash_root(job.request)
+        if tuple(hash_blocks(root, covered, self._cache.layout.block_size)) != ticket.block_hashes:
+            return []
+        return [item for item in usable if item.token_ids[:num_tokens] == covered][: ticket.num_samples]
+
+    def start_claimed(
+        self, generation: Generation, sequences: list[Sequence], reservation: Reservation
+    ) -> None:
+        """Let `sequences` go on from the reservation's KV at the next step; the job's other samples are
+        read here.
+        """
+        running = [item for item in sequences if not self._finish_if_over(generation, item)]
+        if not running:
+            self._cache.abandon(reservation)
+        else:
+            self._cache.claim(reservation, running)
+            for sequence in running:
+                self._own(generation, sequence)
+                self._scheduler.adopt(sequence)
+        taken = frozenset(sequence.sample_index for sequence in sequences)
+        if generation.unfinished - taken:
+            self.start_here(generation, taken)
+
+    # ------------------------------------------------------------ from outputs to events
+
+    def apply(self, plan: StepPlan, output: StepOutput) -> None:
+        """The step ran: count its tokens as computed, append what was sampled, end what is finished."""
+        self._scheduler.advance(plan)
+        for index, item in enumerate(plan.scheduled):
+            sequence = item.sequence
+            sequence.prompt_logprobs.extend(output.prompt_logprobs.get(index, ()))
+            sampled = output.sampled[index]
+            if sampled:
+                self._take(sequence, sampled)
+            elif sequence.num_uncomputed_tokens == 0:
+                self._finish_reading(sequence)
+
+    def _take(self, sequence: Sequence, sampled: tuple[SampledToken, ...]) -> None:
+        generation = self._owners[sequence]
+        samples = [sequence, *(self._fork(generation, sequence, token.sample_index) for token in sampled[1:])]
+        self._scheduler.settle_first_samples(sequence)
+        self._metrics.observe_generated(len(sampled))
+        for sample, token in zip(samples, sampled, strict=True):
+            assert sample.sample_index == token.sample_index
+            prompt_logprobs = tuple(sample.prompt_logprobs) if sample.num_output_tokens == 0 else ()
+            sample.append(token.token_id)
+            reason = finish_reason_after(sample, self._eos_token_ids)
+            generation.emit(sample, token, reason, prompt_logprobs)
+            self._touched[generation] = None
+            if reason is not None:
+                self._retire(sample, reason.value)
+
+    def _fork(self, generation: Generation, sequence: Sequence, sample_index: int) -> Sequence:
+        """Another sample that parts from `sequence` here; without room for it, it is queued to be read
+        again.
+        """
+        forked = self._cache.fork(sequence, sample_index)
+        sample = forked or new_sequence(sequence.request, sample_index, (), self._max_context)
+        self._own(generation, sample)
+        self._scheduler.join(sample, sequence)
+        return sample
+
+    def _finish_reading(self, sequence: Sequence) -> None:
+        """The prompt of a request without output is read."""
+        generation = self._owners[sequence]
+        prompt_logprobs = tuple(sequence.prompt_logprobs)
+        for sample_index in self._scheduler.first_samples(sequence)[1:]:
+            other = new_sequence(sequence.request, sample_index, (), self._max_context)
+            generation.emit(other, None, FinishReason.LENGTH)
+            self._metrics.observe_finish(FinishReason.LENGTH.value)
+        generation.emit(sequence, None, FinishReason.LENGTH, prompt_logprobs)
+        self._touched[generation] = None
+        self._retire(sequence, FinishReason.LENGTH.value)
+
+    # ------------------------------------------------------------ ends
+
+    def end(self, generation: Generation, error: ServingError) -> None:
+        """Stop a job: its sequences give their blocks back, its stream ends by `error`."""
+        for sequence in list(generation.sequences):
+            self._disown(sequence)
+            self._scheduler.remove(sequence)
+        reason = FinishReason.CANCELLED if isinstance(error, Cancelled) else FinishReason.ERROR
+        for _ in generation.unfinished:
+            self._metrics.observe_finish(reason.value)
+        del self._by_stream[generation.stream]
+        self._touched.pop(generation, None)
+        self._deliveries.append(Delivery(generation.stream, tuple(generation.events), error=error))
+
+    def take_deliveries(self) -> tuple[list[Delivery], list[Generation]]:
+        """What the streams are to get since the last call, and the jobs that are finished by it and
+        forgotten here.
+        """
+        deliveries, self._deliveries = self._deliveries, []
+        finished: list[Generation] = []
+        for generation in self._touched:
+            deliveries.append(generation.take_delivery())
+            if generation.is_finished:
+                finished.append(generation)
+                del self._by_stream[generation.stream]
+        self._touched.clear()
+        return deliveries, finished
+
+    def _finish_if_over(self, generation: Generation, sequence: Sequence) -> bool:
+        """Emitted tokens may end a sample already: then there is nothing to compute."""
+        reason = finish_reason_after(sequence, self._eos_token_ids) if sequence.num_output_tokens else None
+        if reason is None:
+            return False
+        generation.emit(sequence, None, reason)
+        self._touched[generation] = None
+        self._metrics.observe_finish(reason.value)
+        return True
+
+    def _retire(self, sequence: Sequence, reason: str) -> None:
+        self._disown(sequence)
+        self._scheduler.remove(sequence)
+        self._metrics.observe_finish(reason)
+
+    def _own(self, generation: Generation, sequence: Sequence) -> None:
+        generation.sequences.add(sequence)
+        self._owners[sequence] = generation
+
+    def _disown(self, sequence: Sequence) -> None:
+        self._owners.pop(sequence).sequences.discard(sequence)

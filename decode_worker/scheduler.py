@@ -1,0 +1,244 @@
+"""Scheduler: which sequences run in the next step, with how many tokens.
+
+Policy without tensors. Owns the order (waiting, running) and decides who gets blocks and who gives them
+back; the blocks themselves are KVCache's, sequences that wait for their KV to arrive are the inbox's. Used
+on the step thread.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from decode_worker.config import DecodeConfig
+from engine.kv.cache import KVCache
+from engine.sequence import Sequence
+from engine.step import ScheduledSequence, StepPlan
+
+_NO_SAMPLES: tuple[int, ...] = ()
+
+
+class Scheduler:
+    """Running streams first, then chunks of prefills under what is left of the budget, then newcomers in
+    order.
+
+    Preempts the newest when blocks run out: the oldest sequence never loses its blocks to another, so it
+    always progresses, and with it, one after the other, all. A preempted sequence keeps its place in the
+    order of arrival.
+    """
+
+    def __init__(self, config: DecodeConfig, cache: KVCache) -> None:
+        self._config = config
+        self._cache = cache
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+        self._arrivals: dict[Sequence, int] = {}
+        self._first_samples: dict[Sequence, tuple[int, ...]] = {}
+        self._num_uncached: dict[Sequence, int] = {}
+        self._num_arrived = 0
+        self.num_preemptions = 0
+        self.started: tuple[Sequence, ...] = ()
+        """The newcomers of the last plan."""
+        self.is_short = False
+        """Whether the last plan left somebody waiting for want of blocks or places: then no ticket should
+        come first.
+        """
+
+    # ------------------------------------------------------------ who is here
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens that waiting sequences have to compute, by what was cached when they began to wait."""
+        return sum(self._num_uncached.values())
+
+    @property
+    def num_running_tokens(self) -> int:
+        """Tokens that running sequences still have to compute before their next one is sampled."""
+        return sum(sequence.num_uncomputed_tokens for sequence in self._running)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting)
+
+    def tables(self) -> Iterator[list[int]]:
+        """The block tables of all sequences here, for the allocator's check."""
+        return (sequence.block_table for sequence in self._arrivals)
+
+    def add(self, sequence: Sequence, first_samples: tuple[int, ...] = _NO_SAMPLES) -> None:
+        """Queue a sequence that has no blocks. `first_samples`: samples to draw at its first token (empty:
+        its own).
+        """
+        self._arrive(sequence, self._next_arrival())
+        if first_samples:
+            self._first_samples[sequence] = first_samples
+        self._wait(sequence)
+
+    def adopt(self, sequence: Sequence) -> None:
+        """Let a sequence that brings its blocks join the next step; without room for its tokens it is
+        preempted at once.
+        """
+        self._arrive(sequence, self._next_arrival())
+        self._join(sequence)
+
+    def join(self, sample: Sequence, sibling: Sequence) -> None:
+        """Like `adopt` for a sample forked from `sibling`, whose place in the order it shares.
+
+        It may come without blocks, if there were none for it.
+        """
+        self._arrive(sample, self._arrivals[sibling])
+        self._join(sample)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Finished or no longer wanted: give its blocks back. The sequence must be here."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)
+            del self._num_uncached[sequence]
+        del self._arrivals[sequence]
+        self._first_samples.pop(sequence, None)
+        self._cache.release(sequence)
+
+    # ------------------------------------------------------------ one step
+
+    def schedule(self, num_reserved_samples: int = 0) -> StepPlan:
+        """The next step; empty if nothing can run. `num_reserved_samples`: places kept for tickets."""
+        self.is_short = False
+        self.started = ()
+        num_preemptions = self.num_preemptions
+        plan = self._plan_streams()
+        budget = self._config.token_budget - len(plan)
+        if plan:
+            budget = min(budget, self._config.prefill_chunk)
+        budget -= self._plan_chunks(plan, budget)
+        if self.num_preemptions > num_preemptions:
+            self.is_short = True
+        else:
+            self._plan_newcomers(plan, budget, self._config.max_num_seqs - num_reserved_samples)
+        return StepPlan(tuple(plan))
+
+    def advance(self, plan: StepPlan) -> None:
+        """After the step ran: its tokens are computed, blocks that became full get their names."""
+        for item in plan.scheduled:
+            item.sequence.num_computed_tokens += item.num_scheduled_tokens
+            self._cache.publish_full(item.sequence)
+
+    def first_samples(self, sequence: Sequence) -> tuple[int, ...]:
+        """The samples that `sequence` still has to draw at its first token; empty means its own."""
+        return self._first_samples.get(sequence, _NO_SAMPLES)
+
+    def settle_first_samples(self, sequence: Sequence) -> None:
+        """The first token of each sample is drawn: from here on `sequence` is one sample like any other."""
+        self._first_samples.pop(sequence, None)
+
+    # ------------------------------------------------------------ inside
+
+    def _plan_streams(self) -> list[ScheduledSequence]:
+        """One token for each sequence that lacks only its last one; oldest first, so that the newest pays
+        for scarcity.
+        """
+        plan: list[ScheduledSequence] = []
+        for sequence in list(self._running):
+            if sequence.num_uncomputed_tokens != 1 or sequence not in self._running:
+                continue
+            if self._make_room(sequence):
+                plan.append(self._scheduled(sequence, 1))
+        return plan
+
+    def _plan_chunks(self, plan: list[ScheduledSequence], budget: int) -> int:
+        """Chunks of prefills that have started; they got their blocks then. Returns the tokens planned."""
+        num_planned = 0
+        for sequence in self._running:
+            if sequence.num_uncomputed_tokens > 1 and num_planned < budget:
+                chunk = min(sequence.num_uncomputed_tokens, budget - num_planned)
+                plan.append(self._scheduled(sequence, chunk))
+                num_planned += chunk
+        return num_planned
+
+    def _plan_newcomers(self, plan: list[ScheduledSequence], budget: int, max_running: int) -> None:
+        while self._waiting and budget > 0:
+            sequence = self._waiting[0]
+            if len(self._running) >= max_running or not self._try_start(sequence):
+                self.is_short = True
+                return
+            del self._waiting[0]
+            del self._num_uncached[sequence]
+            insort(self._running, sequence, key=self._arrivals.__getitem__)
+            self.started += (sequence,)
+            chunk = min(sequence.num_uncomputed_tokens, budget)
+            plan.append(self._scheduled(sequence, chunk))
+            budget -= chunk
+
+    def _try_start(self, sequence: Sequence) -> bool:
+        """Start if it fits; beside others only if the watermark stays free for their growth."""
+        num_extra_tokens = 1 if _is_sampled(sequence) else 0
+        if self._running:
+            num_blocks = self._cache.layout.num_blocks(sequence.num_tokens + num_extra_tokens)
+            num_new = num_blocks - self._cache.count_cached_tokens(sequence) // self._cache.layout.block_size
+            num_spare = max(
+                len(self._running), int(self._config.watermark * self._cache.allocator.num_blocks)
+            )
+            if self._cache.allocator.num_available - num_new < num_spare:
+                return False
+        return self._cache.try_start(sequence, num_extra_tokens)
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Blocks for the sequence's next token, taken from the newest if need be; False if it was itself
+        preempted.
+        """
+        while not self._cache.try_grow(sequence, sequence.num_tokens):
+            newest = self._running[-1]
+            self._preempt(newest)
+            if newest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take the blocks back; what they hold stays cached as long as it can, the rest is recomputed."""
+        self._running.remove(sequence)
+        self._cache.release(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        self._wait(sequence)
+
+    def _wait(self, sequence: Sequence) -> None:
+        insort(self._waiting, sequence, key=self._arrivals.__getitem__)
+        self._num_uncached[sequence] = sequence.num_tokens - self._cache.count_cached_tokens(sequence)
+
+    def _join(self, sequence: Sequence) -> None:
+        insort(self._running, sequence, key=self._arrivals.__getitem__)
+        has_place = bool(sequence.block_table) and len(self._running) <= self._config.max_num_seqs
+        if not has_place or not self._cache.try_grow(sequence, sequence.num_tokens):
+            self._preempt(sequence)
+
+    def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
+        return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), self.first_samples(sequence))
+
+    def _arrive(self, sequence: Sequence, arrival: int) -> None:
+        assert sequence not in self._arrivals
+        self._arrivals[sequence] = arrival
+
+    def _next_arrival(self) -> int:
+        self._num_arrived += 1
+        return self._num_arrived
+
+
+def _is_sampled(sequence: Sequence) -> bool:
+    """A prompt with `max_tokens` 0 is only read."""
+    return sequence.request.sampling.max_tokens > sequence.num_output_tokens

@@ -1,0 +1,205 @@
+"""DecodeWorker: the surface of a decode worker, the same in one process and behind gRPC.
+
+Owns the step thread, the streams and the receiver of the bridge, and wires them: commands go to the step
+thread's queue, what a step produced comes back in one call to the loop. Its public methods run on the IO
+loop that called `start`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import platform
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from core.clock import Clock, Deadline
+from core.errors import InvalidRequest, WorkerDraining, WorkerLost
+from core.handoff import HandoffTicket
+from core.ids import TicketId, WorkerRef
+from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.worker_status import Announcement
+from decode_worker.config import DecodeConfig
+from decode_worker.decode_loop import DecodeLoop
+from decode_worker.metrics import TicketMetrics
+from decode_worker.streams import Delivery, Stream, Streams
+from engine.metrics import EngineMetrics
+from engine.runner import ModelRunner
+from engine.step_thread import StepThread
+from kv_transfer.feed import Feed
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.receiver import Receiver
+
+
+class DecodeWorker:
+    """Receives KV, streams tokens, prefills by itself where no KV came. All errors are ServingErrors.
+
+    It is the `ReservationPort` of its own `receiver`, which the gRPC service or the loopback directory
+    serves. `start` comes first, `stop` last.
+    """
+
+    def __init__(self, runner: ModelRunner, config: DecodeConfig, ref: WorkerRef, clock: Clock) -> None:
+        self.ref = ref
+        self.registry = CollectorRegistry()
+        self._runner = runner
+        self._config = config
+        self._clock = clock
+        self._io_loop: asyncio.AbstractEventLoop | None = None
+        self._status_at = float("-inf")
+        self._was_busy = False
+        self._drained = asyncio.Event()
+        self._feed = Feed()
+        self._streams = Streams(config, clock, self._cancel_stream)
+        self.receiver = Receiver(self, ref, runner.layout, TransferMetrics(self.registry), clock)
+        self._loop = DecodeLoop(
+            runner,
+            config,
+            ref,
+            clock,
+            self._deliver,
+            EngineMetrics(self.registry, ref.role, config.model),
+            TicketMetrics(self.registry),
+        )
+        self._thread = StepThread(f"step {ref.worker_id}", self._loop.step, self._tick)
+
+    # ------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Begin to serve, on the running loop."""
+        self._io_loop = asyncio.get_running_loop()
+        self._runner.cache.allocator.on_events = self._feed.append
+        self._thread.start()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Take no new work, say so, finish what runs.
+
+        What is left after `timeout_s` ends with WorkerDraining, so that it is resumed elsewhere.
+        """
+        await self._thread.call(self._announce_draining)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._drained.wait()
+        error = WorkerDraining("the worker drains and its time is up", worker_id=self.ref.worker_id)
+        await self._thread.call(partial(self._loop.end_all, error))
+
+    async def stop(self) -> None:
+        """End everything; whoever still listens gets WorkerDraining. Safe to call twice."""
+        if self._thread.is_alive:
+            await self.drain(0.0)
+        await self.receiver.close()
+        await asyncio.to_thread(self._thread.stop)
+        self._streams.end_all(WorkerDraining("the worker has stopped", worker_id=self.ref.worker_id))
+        self._runner.cache.allocator.on_events = None
+
+    def is_healthy(self) -> bool:
+        """The step thread lives, and if there is work it gets on with it."""
+        return self._thread.is_alive and self._clock.now() < self._loop.progress_at + self._config.stall_s
+
+    # ------------------------------------------------------------ the surface
+
+    async def generate(self, job: GenerateJob) -> AsyncGenerator[GenerateEvent, None]:
+        """Tokens of each sample from its position on, until each has a finish reason.
+
+        A job that runs already is joined and replayed. Closing the iterator detaches; when the last
+        listener has gone, the job is cancelled after a short grace. Raises RequestError, Overloaded,
+        WorkerDraining, StepFailed, Cancelled or DeadlineExceeded.
+        """
+        if not self._thread.is_alive:
+            raise WorkerLost("the worker's step thread does not run", worker_id=self.ref.worker_id)
+        deadline = Deadline.after(job.time_left_s, self._clock)
+        stream, is_new = self._streams.open(job)
+        if is_new:
+            self._thread.post(partial(self._loop.begin, job, stream, deadline))
+        try:
+            async for event in stream.follow(job):
+                yield event
+        finally:
+            self._streams.close(stream)
+
+    async def prefill(self, job: PrefillJob) -> PrefillResult:
+        """Raises InvalidRequest: this worker's role is to decode."""
+        raise InvalidRequest("this worker generates, it does not prefill for others", param="worker")
+
+    async def cancel(self, job: CancelJob) -> None:
+        """Stop all that runs for the request and free its blocks; end its ticket, known or not yet."""
+        await self._thread.call(partial(self._loop.cancel, job))
+
+    def watch(self) -> AsyncIterator[WatchEvent]:
+        """A snapshot of the cached blocks, then numbered changes and a status each second."""
+        return self._feed.subscribe()
+
+    async def metrics(self) -> bytes:
+        """All series of this worker in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def announcement(self) -> Announcement:
+        return Announcement(
+            ref=self.ref,
+            model=self._config.model,
+            layout=self._runner.layout,
+            max_context=self._runner.max_context,
+            pid=os.getpid(),
+            node=platform.node(),
+            home_pool=self._config.home_pool,
+        )
+
+    async def check(self) -> None:
+        """Assert that each block's holders are the sequences and reservations that list it."""
+        await self._thread.call(self._loop.check)
+
+    # ------------------------------------------------------------ the receiver's port
+
+    async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        return await self._thread.call(partial(self._loop.offer, ticket, time_left_s))
+
+    async def write(
+        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview
+    ) -> None:
+        await self._thread.call(partial(self._loop.write, ticket_id, first_index, num_blocks, payload))
+
+    async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
+        await self._thread.call(partial(self._loop.commit, ticket_id, num_tokens, num_pushed_blocks))
+
+    async def abort(self, ticket_id: TicketId, reason: str, time_left_s: float) -> None:
+        await self._thread.call(partial(self._loop.abort, ticket_id, reason, time_left_s))
+
+    async def keepalive(self, ticket_id: TicketId) -> None:
+        await self._thread.call(partial(self._loop.keepalive, ticket_id))
+
+    # ------------------------------------------------------------ inside
+
+    def _cancel_stream(self, stream: Stream) -> None:
+        self._thread.post(partial(self._loop.cancel_stream, stream, "nobody listens any more"))
+
+    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """On the step thread: one wake-up of the IO loop for all streams."""
+        self._post_to_io(partial(self._streams.deliver, deliveries))
+
+    def _post_to_io(self, call: Callable[[], None]) -> None:
+        assert self._io_loop is not None
+        self._io_loop.call_soon_threadsafe(call)
+
+    def _announce_draining(self) -> None:
+        self._loop.is_draining = True
+        self._publish_status()
+
+    def _tick(self) -> None:
+        """On the step thread, between steps."""
+        self._loop.tick()
+        if self._loop.is_draining and not self._loop.has_work:
+            self._post_to_io(self._drained.set)
+        if self._clock.now() < self._status_at + self._config.status_period_s:
+            return
+        self._post_to_io(self._streams.sweep)
+        self._publish_status()
+        self._loop.observe_leak()
+        was_busy, self._was_busy = self._was_busy, self._loop.has_work
+        if was_busy and not self._was_busy:
+            self._loop.check()
+
+    def _publish_status(self) -> None:
+        self._status_at = self._clock.now()
+        self._feed.publish_status(self._loop.status())
