@@ -16,6 +16,7 @@ PLACEMENTS = "baton_placements"
 PREDICTED_CACHED_TOKENS = "baton_predicted_cached_tokens"
 RETRIES = "baton_retries"
 WORKERS = "baton_workers"
+ROUTER_REQUESTS = "baton_router_requests"
 
 NUM_RUNNING = "baton_num_running"
 NUM_WAITING = "baton_num_waiting"

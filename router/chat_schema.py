@@ -1,4 +1,6 @@
-"""The body of /v1/chat/completions. Owns its fields and what a message may be; shared rules are in `schema`."""
+"""The body of /v1/chat/completions. Owns its fields and what a message may be; shared rules are in
+`schema`.
+"""
 
 from __future__ import annotations
 

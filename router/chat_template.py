@@ -114,7 +114,7 @@ class _GenerationBlock(Extension):
     them.
     """
 
-    tags = {"generation"}  # noqa: RUF012
+    tags = frozenset({"generation"})  # type: ignore[assignment]
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

@@ -1,4 +1,6 @@
-"""RouterConfig: the section `router` of the configuration. Owns its defaults and their limits; values only."""
+"""RouterConfig: the section `router` of the configuration. Owns its defaults and their limits; values
+only.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ class PlanSetting(StrEnum):
 
 
 class DefaultsSetting(StrEnum):
-    """Sampling defaults of a request that leaves them out: the checkpoint's generation_config, or OpenAI's."""
+    """Sampling defaults of a request that leaves them out: the checkpoint's generation_config, or
+    OpenAI's.
+    """
 
     MODEL = "model"
     OPENAI = "openai"

@@ -1,0 +1,441 @@
+"""Pipeline: a request's way through the workers: place, prefill, generate, and again where something fails.
+
+Owns retries, and is the only place that has them. The tokens that are out are facts: whatever dies, the
+request goes on from them, under one deadline. Knows no text and no HTTP: a Reader takes the tokens and says
+when it has enough. Lives on the event loop; each request is one task and one more for each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+from core.block_hash import BlockHash, hash_blocks, root_hash
+from core.clock import Clock, Deadline
+from core.errors import (
+    DeadlineExceeded,
+    NoWorkerAvailable,
+    ServingError,
+    StepFailed,
+    WorkerDraining,
+    WorkerLost,
+)
+from core.ids import Role, TicketId, WorkerId, new_ticket_id
+from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
+from core.kv_layout import KVLayout
+from core.request import FinishReason, Request
+from router.config import RouterConfig
+from router.metrics import RouterMetrics
+from router.placement import Candidate, Decision, Demand, place
+from router.sample_record import SampleRecord
+from router.setbacks import Setbacks
+from router.worker_entry import WorkerEntry
+from router.worker_table import Sleep, WorkerTable
+
+T = TypeVar("T")
+
+_CANCEL_TIMEOUT_S = 2.0
+_ABORT_TIMEOUT_S = 0.5
+
+
+class Reader(Protocol):
+    """Whoever asked. Called on the event loop, in order, without gaps or repetitions."""
+
+    def placed(self, decision: Decision) -> None:
+        """The request goes to these workers now; called again after each failure."""
+        ...
+
+    def read(self, event: GenerateEvent) -> bool:
+        """New tokens of one sample, and once the prompt's logprobs. True: this sample needs no more."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """A call under way, to be cancelled if the request ends before it."""
+
+    entry: WorkerEntry
+    ticket_id: TicketId | None
+
+
+class Pipeline:
+    """Serves requests on the workers of `table`."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        table: WorkerTable,
+        metrics: RouterMetrics,
+        clock: Clock,
+        chance: random.Random,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.config = config
+        self.table = table
+        self.metrics = metrics
+        self.clock = clock
+        self.chance = chance
+        self._sleep = sleep
+        self._cancels: set[asyncio.Task[None]] = set()
+
+    async def serve(self, request: Request, reader: Reader, deadline: Deadline) -> None:
+        """Give `reader` all tokens of all samples; returns when each has ended.
+
+        Raises the ServingError that ended the request. Cancelling this call, the deadline, and a reader
+        that has enough all stop the workers.
+        """
+        run = _Run(self, request, reader, deadline)
+        work = asyncio.create_task(run.drive(), name=f"request {request.request_id}")
+        timer = asyncio.ensure_future(self._sleep(deadline.left_s(self.clock)))
+        reason = "the request has ended"
+        try:
+            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise DeadlineExceeded("the deadline passed before the answer was complete")
+            await work
+        except asyncio.CancelledError:
+            reason = "the client has gone"
+            raise
+        except DeadlineExceeded:
+            reason = "the deadline has passed"
+            raise
+        finally:
+            timer.cancel()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            for leg in run.legs:
+                self._cancel_later(leg, request, reason)
+
+    async def stop(self) -> None:
+        """Wait for the cancels that are on their way; each is bounded in time."""
+        await asyncio.gather(*self._cancels, return_exceptions=True)
+
+    def _cancel_later(self, leg: _Leg, request: Request, reason: str) -> None:
+        task = asyncio.create_task(self.cancel(leg, request, reason, _CANCEL_TIMEOUT_S))
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+    async def cancel(self, leg: _Leg, request: Request, reason: str, timeout_s: float) -> None:
+        """Tell a worker to stop; one that cannot be told is gone or will notice by itself (deadline,
+        detached stream).
+        """
+        job = CancelJob(request.request_id, leg.ticket_id, reason)
+        with contextlib.suppress(ServingError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await leg.entry.worker.cancel(job)
+
+
+class _Run:
+    """One request under way: its records, its setbacks and its open legs."""
+
+    def __init__(self, pipeline: Pipeline, request: Request, reader: Reader, deadline: Deadline) -> None:
+        self.legs: list[_Leg] = []
+        self._pipeline = pipeline
+        self._config = pipeline.config
+        self._table = pipeline.table
+        self._clock = pipeline.clock
+        self._request = request
+        self._reader = reader
+        self._deadline = deadline
+        self._started_at = pipeline.clock.now()
+        self._records = [SampleRecord(index) for index in range(request.num_samples)]
+        self._setbacks = Setbacks(pipeline.config, pipeline.clock)
+        self._num_attempts = 0
+        self._has_prompt_logprobs = False
+
+    async def drive(self) -> None:
+        """Until all samples have ended."""
+        await self._run_samples(self._records)
+
+    async def _run_samples(self, records: Sequence[SampleRecord]) -> None:
+        while live := [record for record in records if not record.is_finished]:
+            if len(live) > 1 and any(record.emitted for record in live):
+                await self._run_apart(live)
+            else:
+                await self._attempt(live)
+
+    async def _run_apart(self, records: Sequence[SampleRecord]) -> None:
+        """Samples that lost their common worker share no state any more: each goes on by itself."""
+        tasks = [asyncio.create_task(self._run_samples([record])) for record in records]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _attempt(self, records: Sequence[SampleRecord]) -> None:
+        """Place the samples and run them as far as it goes. A failure that can be survived is a setback,
+        no error.
+        """
+        decision, prefill, decode = await self._place(records)
+        self._num_attempts += 1
+        attempt = self._num_attempts
+        if prefill is None:
+            assert decode is not None
+            await self._generate(records, decode, None, attempt)
+            return
+        ticket_id = new_ticket_id()
+        if not await self._prefill(records, decision, prefill, decode, ticket_id, attempt):
+            return
+        live = [record for record in records if not record.is_finished]
+        if live and decode is not None:
+            await self._generate(live, decode, ticket_id, attempt, self._leg_of(prefill, ticket_id))
+        elif live:
+            self._note(StepFailed("prefill did not end a request of one token"), prefill)
+        elif decode is not None:
+            # ended by its first token: nobody will claim the ticket
+            return
+        self._close_leg(self._leg_of(prefill, ticket_id))
+
+    # ------------------------------------------------------------ placing
+
+    async def _place(
+        self, records: Sequence[SampleRecord]
+    ) -> tuple[Decision, WorkerEntry | None, WorkerEntry | None]:
+        """Choose workers, waiting for some if there are none. Raises when there is no time left for that."""
+        tokens = (*self._request.prompt_token_ids, *records[0].emitted)
+        num_left = self._request.sampling.max_tokens - len(records[0].emitted)
+        demand = Demand(len(tokens), len(records), is_ended_by_prefill=num_left <= 1)
+        hashes: dict[str, list[BlockHash]] = {}
+        give_up_at = self._give_up_at()
+        while True:
+            decision = place(
+                demand,
+                self._candidates(Role.PREFILL, tokens, hashes),
+                self._candidates(Role.DECODE, tokens, hashes),
+                self._config,
+                self._pipeline.chance,
+            )
+            if decision is not None:
+                self._pipeline.metrics.placed(decision.plan)
+                self._reader.placed(decision)
+                return decision, self._entry_of(decision.prefill), self._entry_of(decision.decode)
+            now = self._clock.now()
+            if now >= give_up_at:
+                raise self._no_worker()
+            await self._table.wait_for_change(min(self._setbacks.next_chance_at(), give_up_at) - now)
+
+    def _candidates(
+        self, role: Role, tokens: Sequence[int], hashes: dict[str, list[BlockHash]]
+    ) -> list[Candidate]:
+        entries = [entry for entry in self._table.usable(role) if not self._setbacks.is_avoided(entry.ref)]
+        layouts = {entry.announcement.layout.fingerprint: entry.announcement.layout for entry in entries}
+        matches = {name: self._match(layout, tokens, hashes) for name, layout in layouts.items()}
+        return [
+            Candidate(
+                ref=entry.ref,
+                layout=entry.announcement.layout,
+                status=entry.status,
+                num_cached_tokens=matches[entry.announcement.layout.fingerprint].get(entry.ref.worker_id, 0),
+                num_reserved_tokens=entry.num_reserved_tokens,
+                num_reserved_seqs=entry.num_reserved_seqs,
+                is_handoff_target=self._setbacks.is_handoff_target(entry.ref),
+            )
+            for entry in entries
+        ]
+
+    def _match(
+        self, layout: KVLayout, tokens: Sequence[int], hashes: dict[str, list[BlockHash]]
+    ) -> dict[WorkerId, int]:
+        """Worker → tokens of the longest prefix it holds, in blocks of `layout`."""
+        if not self._request.is_prefix_cache_read:
+            return {}
+        names = hashes.get(layout.fingerprint)
+        if names is None:
+            root = root_hash(self._request.cache_salt, layout.fingerprint, self._request.adapter)
+            names = hashes[layout.fingerprint] = hash_blocks(root, tokens, layout.block_size)
+        return {
+            worker_id: num_blocks * layout.block_size
+            for worker_id, num_blocks in self._table.index.match(names).items()
+        }
+
+    def _entry_of(self, candidate: Candidate | None) -> WorkerEntry | None:
+        return None if candidate is None else self._table.entry(candidate.ref)
+
+    def _give_up_at(self) -> float:
+        """A request that was placed waits for a new worker almost to its deadline, a new one only so long."""
+        total_s = max(0.0, self._deadline.at - self._started_at)
+        latest = self._deadline.at - min(self._config.give_up_before_s, total_s / 2)
+        if self._num_attempts > 0:
+            return latest
+        return min(latest, self._clock.now() + self._config.worker_wait_s)
+
+    def _no_worker(self) -> ServingError:
+        has_decode = bool(self._table.usable(Role.DECODE))
+        if has_decode and self._setbacks.last_error is not None:
+            return self._setbacks.last_error
+        return NoWorkerAvailable("no worker can answer at present", retry_after_s=5)
+
+    # ------------------------------------------------------------ calling
+
+    async def _prefill(
+        self,
+        records: Sequence[SampleRecord],
+        decision: Decision,
+        prefill: WorkerEntry,
+        decode: WorkerEntry | None,
+        ticket_id: TicketId,
+        attempt: int,
+    ) -> bool:
+        """First tokens from a prefill worker; False after a setback. Its legs stay open if it succeeds."""
+        legs = [_Leg(prefill, ticket_id)] + ([_Leg(decode, ticket_id)] if decode is not None else [])
+        job = PrefillJob(
+            request=self._request_for(records),
+            samples=tuple(record.start() for record in records),
+            ticket_id=ticket_id,
+            decode=None if decode is None else decode.ref,
+            attempt=attempt,
+            time_left_s=self._deadline.left_s(self._clock),
+        )
+        num_tokens = self._request.num_prompt_tokens + len(records[0].emitted)
+        num_cached = decision.reader.num_cached_tokens
+        load = prefill.reserve(max(1, num_tokens - num_cached), len(records), self._clock.now())
+        self.legs += legs
+        try:
+            result = await self._while_alive(prefill, prefill.worker.prefill(job))
+            self._pipeline.metrics.predicted_cached(num_cached, result.num_cached_tokens)
+            self._take(result)
+        except ServingError as error:
+            for leg in legs:
+                self._close_leg(leg)
+            has_sibling = any(leg.entry is decode for leg in self.legs)
+            if decode is not None and isinstance(error, WorkerLost) and not has_sibling:
+                # nobody else can tell decode now, and the next attempt may need the room
+                await self._pipeline.cancel(legs[1], self._request, "prefill was lost", _ABORT_TIMEOUT_S)
+            self._note(error, prefill, decode)
+            return False
+        finally:
+            prefill.release(load)
+        if decode is None:
+            self._close_leg(legs[0])
+        return True
+
+    async def _generate(
+        self,
+        records: Sequence[SampleRecord],
+        decode: WorkerEntry,
+        ticket_id: TicketId | None,
+        attempt: int,
+        prefill_leg: _Leg | None = None,
+    ) -> None:
+        """Follow a decode worker until the samples have ended, or up to a setback."""
+        job = GenerateJob(
+            request=self._request_for(records),
+            samples=tuple(record.start() for record in records),
+            ticket_id=ticket_id,
+            attempt=attempt,
+            time_left_s=self._deadline.left_s(self._clock),
+        )
+        num_tokens = 0 if ticket_id is not None else self._request.num_prompt_tokens
+        load = decode.reserve(num_tokens, len(records), self._clock.now())
+        leg = self._leg_of(decode, ticket_id)
+        if leg is None:
+            leg = _Leg(decode, ticket_id)
+            self.legs.append(leg)
+        try:
+            if await self._while_alive(decode, self._follow(decode, job, records, prefill_leg)):
+                self._close_leg(leg)
+        except ServingError as error:
+            self._close_leg(leg)
+            self._note(error, decode)
+        finally:
+            decode.release(load)
+
+    async def _follow(
+        self,
+        decode: WorkerEntry,
+        job: GenerateJob,
+        records: Sequence[SampleRecord],
+        prefill_leg: _Leg | None,
+    ) -> bool:
+        """Read the stream; whether the worker itself ended all samples, so that nothing is left to cancel."""
+        running = {record.sample_index for record in records}
+        events = decode.worker.generate(job)
+        try:
+            async for event in events:
+                self._close_leg(prefill_leg)
+                if event.delta.finish_reason is not None:
+                    running.discard(event.delta.sample_index)
+                self._accept(event)
+                if all(record.is_finished for record in records):
+                    return not running
+        finally:
+            await _close(events)
+        raise WorkerLost("the worker ended a stream early", worker_id=decode.ref.worker_id)
+
+    async def _while_alive(self, entry: WorkerEntry, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result; WorkerLost as soon as the table gives the worker up."""
+        task = asyncio.create_task(call)
+        forget = entry.on_abandon(task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise WorkerLost("the worker is lost", worker_id=entry.ref.worker_id) from None
+        finally:
+            forget()
+
+    # ------------------------------------------------------------ taking
+
+    def _take(self, result: PrefillResult) -> None:
+        prompt_logprobs = result.prompt_logprobs
+        for delta in result.deltas:
+            delta = replace(delta, num_cached_tokens=result.num_cached_tokens)
+            self._accept(GenerateEvent(delta, prompt_logprobs))
+            prompt_logprobs = ()
+
+    def _accept(self, event: GenerateEvent) -> None:
+        """Hand on what is new. Raises a WorkerError for a sample that its worker gave up."""
+        delta = event.delta
+        if not 0 <= delta.sample_index < len(self._records):
+            raise StepFailed(f"the worker sent a sample {delta.sample_index} that nobody asked for")
+        record = self._records[delta.sample_index]
+        if record.is_finished:
+            return
+        is_given_up = delta.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR)
+        fresh = record.take(replace(delta, finish_reason=None) if is_given_up else delta)
+        prompt_logprobs = () if self._has_prompt_logprobs else event.prompt_logprobs
+        self._has_prompt_logprobs |= bool(prompt_logprobs)
+        if fresh is not None or prompt_logprobs:
+            fresh = fresh or replace(delta, position=len(record.emitted), token_ids=(), logprobs=())
+            has_enough = self._reader.read(GenerateEvent(fresh, prompt_logprobs))
+            record.is_finished = has_enough or (delta.finish_reason is not None and not is_given_up)
+        if is_given_up and not record.is_finished:
+            kind = WorkerDraining if delta.finish_reason is FinishReason.CANCELLED else StepFailed
+            raise kind("the worker gave the request up")
+
+    def _request_for(self, records: Sequence[SampleRecord]) -> Request:
+        """The request as it goes on: what concerns the prompt's logprobs is asked for only until they
+        are there.
+        """
+        sampling = self._request.sampling
+        if sampling.prompt_logprobs is None or not (self._has_prompt_logprobs or records[0].emitted):
+            return self._request
+        return replace(
+            self._request, sampling=replace(sampling, prompt_logprobs=None), is_prefix_cache_read=True
+        )
+
+    def _note(self, error: ServingError, callee: WorkerEntry, target: WorkerEntry | None = None) -> None:
+        self._setbacks.note(error, callee.ref, None if target is None else target.ref)
+        self._pipeline.metrics.retried(error)
+
+    def _leg_of(self, entry: WorkerEntry, ticket_id: TicketId | None) -> _Leg | None:
+        return next((leg for leg in self.legs if leg.entry is entry and leg.ticket_id == ticket_id), None)
+
+    def _close_leg(self, leg: _Leg | None) -> None:
+        if leg in self.legs:
+            assert leg is not None
+            self.legs.remove(leg)
+
+
+async def _close(events: AsyncIterator[GenerateEvent]) -> None:
+    close = getattr(events, "aclose", None)
+    if close is not None:
+        await close()

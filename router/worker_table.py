@@ -1,0 +1,194 @@
+"""WorkerTable: which workers there are, whether they live, and how loaded they are.
+
+Owns membership (polled announcements), one Watch task per worker, the reading of their silence, and the
+prefix index they feed. A broken Watch means the worker is dead, at once; silence makes it suspect. Without
+an answer from the membership source the last table stands. Does not choose. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from core.clock import Clock
+from core.errors import ServingError
+from core.ids import Role, WorkerId, WorkerRef
+from core.worker_status import Announcement
+from router.config import RouterConfig
+from router.prefix_index import OutOfStep, PrefixIndex
+from router.worker_entry import WorkerEntry, WorkerState
+from router.workers import Connect, MembershipSource
+
+Sleep = Callable[[float], Awaitable[None]]
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerTable:
+    """The workers by id; one incarnation each. `start` before use, `stop` at the end."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        source: MembershipSource,
+        connect: Connect,
+        clock: Clock,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.index = PrefixIndex()
+        self._config = config
+        self._source = source
+        self._connect = connect
+        self._clock = clock
+        self._sleep = sleep
+        self._entries: dict[WorkerId, WorkerEntry] = {}
+        self._changed = asyncio.Event()
+        self._poll_task: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Look for workers once, then keep looking in the background."""
+        await self._poll()
+        self._poll_task = asyncio.create_task(self._poll_forever(), name="membership")
+
+    async def stop(self) -> None:
+        """End all tasks and let go of all connections."""
+        if self._poll_task is not None:
+            self._poll_task.cancel()
+            await asyncio.gather(self._poll_task, return_exceptions=True)
+        for entry in list(self._entries.values()):
+            self._drop(entry)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    def entries(self) -> tuple[WorkerEntry, ...]:
+        """All known workers, whatever their state."""
+        return tuple(self._entries.values())
+
+    def entry(self, ref: WorkerRef) -> WorkerEntry | None:
+        """The incarnation that `ref` names, if it is still known."""
+        entry = self._entries.get(ref.worker_id)
+        return entry if entry is not None and entry.ref.epoch == ref.epoch else None
+
+    def usable(self, role: Role) -> list[WorkerEntry]:
+        """Workers of `role` that live and take work."""
+        return [entry for entry in self._entries.values() if entry.ref.role is role and entry.is_usable]
+
+    async def wait_for_change(self, timeout_s: float) -> None:
+        """Until a worker comes, goes or changes its state, or the time is over."""
+        changed = asyncio.create_task(self._changed.wait())
+        timer = asyncio.ensure_future(self._sleep(timeout_s))
+        try:
+            await asyncio.wait({changed, timer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+            timer.cancel()
+
+    async def _poll_forever(self) -> None:
+        while True:
+            await self._sleep(self._config.membership_poll_s)
+            await self._poll()
+            self._suspect_the_silent()
+
+    async def _poll(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.membership_timeout_s):
+                announced = await self._source.announcements()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the last table stands
+            _log.debug("membership is unknown: %s", error)
+            return
+        listed = {announcement.ref.worker_id: announcement for announcement in announced}
+        for announcement in announced:
+            self._admit(announcement)
+        for entry in list(self._entries.values()):
+            if entry.ref.worker_id not in listed and entry.state is not WorkerState.ALIVE:
+                self._drop(entry)
+
+    def _admit(self, announcement: Announcement) -> None:
+        known = self._entries.get(announcement.ref.worker_id)
+        if known is not None:
+            if known.ref == announcement.ref:
+                known.announcement = announcement
+                return
+            self._drop(known)
+        entry = WorkerEntry(announcement, self._connect(announcement.ref), self._clock.now())
+        self._entries[entry.ref.worker_id] = entry
+        entry.task = asyncio.create_task(self._watch(entry), name=f"watch {entry.ref.worker_id}")
+
+    def _drop(self, entry: WorkerEntry) -> None:
+        """Forget an incarnation: fail what hangs on it, end its Watch, close its connection."""
+        del self._entries[entry.ref.worker_id]
+        self.index.forget(entry.ref.worker_id)
+        self._set_state(entry, WorkerState.DEAD)
+        if entry.task is not None:
+            entry.task.cancel()
+        closing = asyncio.create_task(self._close(entry))
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    async def _close(self, entry: WorkerEntry) -> None:
+        if entry.task is not None:
+            await asyncio.gather(entry.task, return_exceptions=True)
+        await entry.worker.close()
+
+    async def _watch(self, entry: WorkerEntry) -> None:
+        """Follow one worker for as long as it is listed; after a break, try again."""
+        while True:
+            try:
+                await self._follow(entry)
+            except OutOfStep as gap:
+                _log.info("watching %s anew: %s", entry.ref.worker_id, gap)
+                await self._sleep(self._config.reconnect_s)
+                continue
+            except ServingError as error:
+                _log.info("worker %s is gone: %s", entry.ref.worker_id, error.message)
+            except Exception:  # noqa: BLE001 - logged; the worker counts as gone
+                _log.exception("watching worker %s failed", entry.ref.worker_id)
+            else:
+                _log.info("worker %s ended its watch", entry.ref.worker_id)
+            self.index.forget(entry.ref.worker_id)
+            self._set_state(entry, WorkerState.DEAD)
+            await self._sleep(self._config.reconnect_s)
+
+    async def _follow(self, entry: WorkerEntry) -> None:
+        events = entry.worker.watch()
+        try:
+            async for event in events:
+                entry.heard_at = self._clock.now()
+                if event.status is not None:
+                    was_draining = entry.is_draining
+                    entry.take_status(event.status)
+                    if entry.is_draining != was_draining:
+                        self._signal()
+                self.index.apply(entry.ref.worker_id, event)
+                self._set_state(entry, WorkerState.ALIVE)
+        finally:
+            close = getattr(events, "aclose", None)
+            if close is not None:
+                await close()
+
+    def _suspect_the_silent(self) -> None:
+        oldest = self._clock.now() - self._config.suspect_after_s
+        for entry in self._entries.values():
+            if entry.state is WorkerState.ALIVE and entry.heard_at < oldest:
+                _log.info("worker %s is silent", entry.ref.worker_id)
+                self._set_state(entry, WorkerState.SUSPECT)
+
+    def _set_state(self, entry: WorkerEntry, state: WorkerState) -> None:
+        if entry.state is state:
+            return
+        entry.state = state
+        if state is WorkerState.DEAD:
+            entry.abandon()
+        self._abandon_the_silent()
+        self._signal()
+
+    def _abandon_the_silent(self) -> None:
+        """Fail what runs on silent workers, if another one could take it over."""
+        for entry in list(self._entries.values()):
+            if entry.state is WorkerState.SUSPECT and self.usable(entry.ref.role):
+                entry.abandon()
+
+    def _signal(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
