@@ -10,7 +10,8 @@ from typing import Any
 from ray import serve
 
 from cluster.config import BatonConfig, ClusterConfig
-from cluster.deployments import RouterShell, WorkerShell
+from cluster.router_shell import RouterShell
+from cluster.worker_shell import WorkerShell
 from core.ids import Role
 
 # a stopping replica first drains, then takes its server and threads down; Serve kills it after both
@@ -39,8 +40,7 @@ def build_application(config: BatonConfig) -> serve.Application:
 def _deployment(
     shell: type, name: str, num_replicas: int, cluster: ClusterConfig, actor: dict[str, Any]
 ) -> serve.Deployment:
-    return serve.deployment(
-        shell,
+    decorate = serve.deployment(
         name=name,
         num_replicas=num_replicas,
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
@@ -50,6 +50,8 @@ def _deployment(
         graceful_shutdown_timeout_s=cluster.drain_timeout_s + _TAKE_DOWN_S,
         ray_actor_options=actor,
     )
+    deployment: serve.Deployment = decorate(shell)
+    return deployment
 
 
 def _worker_actor(cluster: ClusterConfig) -> dict[str, Any]:

@@ -15,15 +15,22 @@ from engine.model.source import resolve_model
 
 
 def prepare_model(config: BatonConfig, steps: Steps) -> BatonConfig:
-    """Resolve the model of each kind of worker. Raises InvalidConfig naming a model that is not there or not
-    supported.
+    """Resolve the model of each kind of worker, and settle the name it is served under.
+
+    Raises InvalidConfig naming a model that is not there.
     """
-    folders = {
-        name: _prepared(name, steps) for name in {config.prefill_engine.model, config.decode_engine.model}
-    }
-    prefill = dataclasses.replace(config.prefill_engine, model=str(folders[config.prefill_engine.model]))
-    decode = dataclasses.replace(config.decode_engine, model=str(folders[config.decode_engine.model]))
-    return dataclasses.replace(config, engine=decode, prefill_engine=prefill, decode_engine=decode)
+    names = (config.prefill_engine.model, config.decode_engine.model)
+    folders = {name: _prepared(name, steps) for name in dict.fromkeys(names)}
+    prefill, decode = (folders[name] for name in names)
+    served_name = config.router.model_name or decode.resolve().name
+    return dataclasses.replace(
+        config,
+        prefill_engine=dataclasses.replace(config.prefill_engine, model=str(prefill)),
+        decode_engine=dataclasses.replace(config.decode_engine, model=str(decode)),
+        prefill=dataclasses.replace(config.prefill, model=served_name),
+        decode=dataclasses.replace(config.decode, model=served_name),
+        router=dataclasses.replace(config.router, model_name=served_name),
+    )
 
 
 def _prepared(name: str, steps: Steps) -> Path:

@@ -55,7 +55,7 @@ class RayCluster:
 
         from cluster.registry import NAMESPACE, start_registry
 
-        own = {
+        own: dict[str, Any] = {
             "num_cpus": _LOGICAL_CPUS,
             "object_store_memory": OBJECT_STORE_BYTES,
             "include_dashboard": False,
@@ -98,12 +98,13 @@ class RayCluster:
     def summary(self) -> str:
         """Deployment by deployment, how far it is."""
         from ray import serve
+        from ray.serve.schema import ReplicaState
 
         application = serve.status().applications.get(APP_NAME)
         if application is None:
             return "not known to Serve yet"
         return ", ".join(
-            f"{name} {status.replica_states.get('RUNNING', 0)} of {sum(status.replica_states.values())}"
+            f"{name} {status.replica_states.get(ReplicaState.RUNNING, 0)} of {sum(status.replica_states.values())}"
             for name, status in sorted(application.deployments.items())
         )
 

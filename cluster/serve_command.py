@@ -7,12 +7,7 @@ reaction to signals. Main thread only.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 import psutil
 from rich.console import Console
@@ -25,44 +20,10 @@ from cluster.ray_cluster import RayCluster, StartFailed
 from cluster.run_directory import ServeNote, create_run_directory, remove_run_directory, write_note
 from cluster.sample import QUESTION, curl_line, stream_sample, wait_until_ready
 from cluster.steps import Steps
+from cluster.stopper import Stopper, StopRequested
 
 _STOP_TIMEOUT_S = 10.0
 _STATUS_PERIOD_S = 0.5
-
-
-class StopRequested(Exception):
-    """SIGINT or SIGTERM came while something was going on."""
-
-
-class Stopper:
-    """Turns SIGINT and SIGTERM into StopRequested during the start, into an event afterwards, and counts
-    them.
-    """
-
-    def __init__(self) -> None:
-        self.requested = threading.Event()
-        self._raises = False
-
-    def install(self) -> None:
-        signal.signal(signal.SIGINT, self._on_signal)
-        signal.signal(signal.SIGTERM, self._on_signal)
-
-    @contextmanager
-    def raising(self) -> Iterator[None]:
-        """Inside, a signal interrupts the main thread with StopRequested."""
-        self._raises = True
-        try:
-            if self.requested.is_set():
-                raise StopRequested
-            yield
-        finally:
-            self._raises = False
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.requested.set()
-        if self._raises:
-            self._raises = False
-            raise StopRequested
 
 
 def serve(config: BatonConfig, console: Console) -> int:

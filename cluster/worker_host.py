@@ -13,12 +13,12 @@ from typing import Protocol
 
 from cluster.config import BatonConfig
 from cluster.io_thread import IoThread
-from cluster.workers import GrpcServer, build_worker, serve_worker
+from cluster.workers import GrpcServer, build_worker, load_runner, serve_worker
 from core.clock import MonotonicClock
 from core.errors import WorkerError
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.worker_status import Announcement
-from kv_transfer.grpc_transport import connect_grpc
+from kv_transfer.grpc_transport import GrpcTransport
 
 _SERVER_GRACE_S = 1.0
 
@@ -43,7 +43,8 @@ class WorkerHost:
         seconds.
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
-        self._worker = build_worker(config, ref, MonotonicClock(), connect_grpc)
+        runner = load_runner(config.engine_of(role))
+        self._worker = build_worker(runner, config, ref, MonotonicClock(), GrpcTransport)
         self._herald = herald
         self._announcing: asyncio.Task[None] | None = None
         self._io = IoThread(f"io {worker_id}")

@@ -10,6 +10,7 @@ from cluster.config import BatonConfig
 from core.clock import Clock
 from core.ids import Role, WorkerRef
 from decode_worker.worker import DecodeWorker
+from engine.config import EngineConfig
 from engine.runner import ModelRunner
 from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
@@ -21,12 +22,17 @@ class GrpcServer(Protocol):
     async def stop(self, grace: float | None) -> None: ...
 
 
-def build_worker(config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect) -> AnyWorker:
-    """Load and warm up the engine of `ref.role` and put its worker around it; `start` is the caller's. Takes
-    seconds.
-    """
-    runner = ModelRunner.load(config.engine_of(ref.role))
+def load_runner(config: EngineConfig) -> ModelRunner:
+    """The engine, loaded and warmed up. Takes seconds."""
+    runner = ModelRunner.load(config)
     runner.warm_up()
+    return runner
+
+
+def build_worker(
+    runner: ModelRunner, config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect
+) -> AnyWorker:
+    """Put the worker of `ref.role` around the engine; starting it is the caller's."""
     if ref.role is Role.PREFILL:
         return PrefillWorker(runner, config.prefill, ref, clock, connect)
     return DecodeWorker(runner, config.decode, ref, clock)

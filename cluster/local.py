@@ -1,0 +1,89 @@
+"""LocalSystem: the whole service in one process, without Ray and without sockets between router and workers.
+
+Owns the in-process counterparts of registry, gRPC and Serve. The workers of both roles share the weights if
+they serve the same model. Router and workers live on one asyncio loop, each worker's steps on a thread of its
+own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cluster.config import BatonConfig
+from cluster.workers import AnyWorker, build_worker
+from core.clock import MonotonicClock
+from core.ids import Role, WorkerId, WorkerRef, new_epoch
+from core.worker_status import Announcement
+from decode_worker.worker import DecodeWorker
+from engine.loaded_model import LoadedModel, load_model
+from engine.runner import ModelRunner, use_threads
+from kv_transfer.loopback import SCHEME, LoopbackDirectory
+from router.app import create_app
+from router.served_model import ServedModel
+from router.workers import InProcessWorker
+
+
+class LocalMembership:
+    """The workers of this process, as the router asks for them."""
+
+    def __init__(self, workers: list[AnyWorker]) -> None:
+        self._workers = workers
+
+    async def announcements(self) -> tuple[Announcement, ...]:
+        return tuple(worker.announcement() for worker in self._workers)
+
+
+class LocalSystem:
+    """Workers and router of one process. `start` before `app` serves, `stop` after it."""
+
+    def __init__(self, config: BatonConfig) -> None:
+        """Loads and warms up the engines. Takes seconds."""
+        self._config = config
+        self._directory = LoopbackDirectory()
+        loaded: dict[str, LoadedModel] = {}
+        self._workers = [
+            self._build(role, index, loaded)
+            for role, count in (
+                (Role.PREFILL, config.cluster.num_prefill_workers),
+                (Role.DECODE, config.cluster.num_decode_workers),
+            )
+            for index in range(count)
+        ]
+        by_id = {worker.ref.worker_id: worker for worker in self._workers}
+        self.app: Any = create_app(
+            config.router,
+            ServedModel.load(Path(config.decode_engine.model), config.router.model_name),
+            LocalMembership(self._workers),
+            lambda ref: InProcessWorker(by_id[ref.worker_id]),
+        )
+
+    async def start(self) -> None:
+        """Start the workers, on the running loop."""
+        for worker in self._workers:
+            await worker.start()
+
+    async def stop(self) -> None:
+        """Let what runs end for `drain_timeout_s`, then take the workers down; prefill first, it feeds the
+        others.
+        """
+        for worker in self._workers:
+            await worker.drain(self._config.cluster.drain_timeout_s)
+        for worker in self._workers:
+            self._directory.unregister(worker.ref.worker_id)
+            await worker.stop()
+
+    def _build(self, role: Role, index: int, loaded: dict[str, LoadedModel]) -> AnyWorker:
+        engine = self._config.engine_of(role)
+        use_threads(engine.threads)
+        key = f"{engine.model} {engine.max_context}"
+        if key not in loaded:
+            loaded[key] = load_model(engine)
+        runner = ModelRunner(loaded[key], engine)
+        runner.warm_up()
+        worker_id = WorkerId(f"{role.value}-{index}")
+        ref = WorkerRef(worker_id, role, new_epoch(), f"{SCHEME}{worker_id}")
+        worker = build_worker(runner, self._config, ref, MonotonicClock(), self._directory.connect)
+        if isinstance(worker, DecodeWorker):
+            self._directory.register(worker_id, worker.receiver)
+        return worker

@@ -1,0 +1,83 @@
+"""`baton serve --local`: the whole system in this process, HTTP by uvicorn.
+
+Owns the order of start and stop without Ray. The main thread runs the asyncio loop; readiness and the sample
+are asked for over HTTP from another thread, as a client would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from typing import TYPE_CHECKING
+
+import psutil
+import uvicorn
+from rich.console import Console
+
+from cluster.config import BatonConfig
+from cluster.model_folder import prepare_model
+from cluster.ports import choose_port
+from cluster.run_directory import ServeNote, create_run_directory, remove_run_directory, write_note
+from cluster.sample import wait_until_ready
+from cluster.serve_command import base_url, show_service
+from cluster.steps import Steps
+from cluster.stopper import Stopper, StopRequested
+
+if TYPE_CHECKING:
+    from cluster.local import LocalSystem
+
+
+def serve_local(config: BatonConfig, console: Console) -> int:
+    """Start, stay until SIGINT or SIGTERM, stop. Returns the exit status."""
+    stopper = Stopper()
+    stopper.install()
+    run_dir = create_run_directory()
+    try:
+        with stopper.raising():
+            port = choose_port(config.cluster.host, config.cluster.port)
+            url = base_url(config.cluster.host, port)
+            write_note(run_dir, ServeNote(os.getpid(), psutil.Process().create_time(), url))
+            steps = Steps(console)
+            config = prepare_model(config, steps)
+            with steps.step("loading the engines"):
+                from cluster.local import LocalSystem  # torch takes seconds to import
+
+                system = LocalSystem(config)
+        asyncio.run(_serve(system, config, port, url, console))
+    except StopRequested:
+        console.print("stopped before the start was complete")
+    finally:
+        remove_run_directory(run_dir)
+    return 0
+
+
+async def _serve(system: LocalSystem, config: BatonConfig, port: int, url: str, console: Console) -> None:
+    """Until a signal; uvicorn takes both signals over, a second one cuts open streams."""
+    cluster = config.cluster
+    server = uvicorn.Server(
+        uvicorn.Config(
+            system.app,
+            host=cluster.host,
+            port=port,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=math.ceil(cluster.drain_timeout_s),
+        )
+    )
+    await system.start()
+    try:
+        serving = asyncio.create_task(server.serve())
+        greeting = asyncio.create_task(asyncio.to_thread(_greet, cluster.start_timeout_s, url, console))
+        await asyncio.wait((serving, greeting), return_when=asyncio.FIRST_COMPLETED)
+        if greeting.done():
+            greeting.result()
+        await serving
+    finally:
+        await system.stop()
+
+
+def _greet(timeout_s: float, url: str, console: Console) -> None:
+    with Steps(console).step("waiting until it can answer") as tell:
+        model = wait_until_ready(url, timeout_s, tell)
+    show_service(console, url, model)

@@ -1,0 +1,34 @@
+"""RouterShell: the Ray Serve replica in which a router answers HTTP.
+
+Owns handing Serve the router's ASGI application; Serve runs it, lifespan included, on the replica's main
+loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from cluster.config import BatonConfig
+from cluster.registry import RegistryClient, RegistryMembership
+from router.app import create_app
+from router.served_model import ServedModel
+from router.worker_clients import connect_grpc
+
+
+@serve.ingress()
+class RouterShell:
+    """One router replica. `pools` are handles of the workers' deployments: being arguments makes them part of
+    the application.
+    """
+
+    def __init__(self, config: BatonConfig, *pools: Any) -> None:
+        logging.basicConfig(level=logging.INFO)
+        self._config = config
+
+    def __serve_build_asgi_app__(self) -> Any:
+        model = ServedModel.load(Path(self._config.decode_engine.model), self._config.router.model_name)
+        return create_app(self._config.router, model, RegistryMembership(RegistryClient()), connect_grpc)
