@@ -108,7 +108,7 @@ faults: $(STAMP)
 
 e2e: $(STAMP) $(CLIENT_STAMP)
 	@echo "== end-to-end tests"
-	@$(PYTEST) tests/e2e --timeout=300
+	@$(PYTEST) tests/e2e -m "not slow" --timeout=300
 
 accept: $(STAMP) $(CLIENT_STAMP)
 	@$(PY) -m benchmarks.accept $(ARGS)

@@ -1,0 +1,93 @@
+"""Acceptance: the full grids of what must be shown, and one table of their results.
+
+Runs `tests/accept` and the end-to-end tests that are too slow for every change, collects the rows that they
+report and prints them, also as Markdown for docs/benchmarks.md with `--markdown FILE`. Exit status: that of
+the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; `point` is the letter of the promise."""
+
+    point: str
+    what: str
+    result: str
+    seconds: float
+
+
+@dataclass(slots=True)
+class Collector:
+    """A pytest plugin: rows that tests report, and one row for each test that failed or reported nothing."""
+
+    rows: list[Row] = field(default_factory=list)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.removeprefix("tests/")
+        if report.failed:
+            self.rows.append(Row(_point(report.nodeid), name, f"FAILED ({report.when})", report.duration))
+        elif report.when == "call" and report.passed:
+            reported = [value for key, value in report.user_properties if key == "row"]
+            for point, what, result, seconds in reported:  # type: ignore[misc]
+                self.rows.append(Row(point, what, result, seconds))
+            if not reported:
+                self.rows.append(Row(_point(report.nodeid), name, "passed", report.duration))
+
+
+def _point(node: str) -> str:
+    return "f" if "/cases/" in node else "?"
+
+
+def show(rows: list[Row], console: Console) -> None:
+    table = Table("point", "what", "result", "seconds", title="Acceptance")
+    for row in sorted(rows, key=lambda row: row.point):
+        table.add_row(row.point, row.what, row.result, f"{row.seconds:.1f}")
+    console.print(table)
+
+
+def as_markdown(rows: list[Row]) -> str:
+    lines = ["| point | what | result | seconds |", "| --- | --- | --- | ---: |"]
+    for row in sorted(rows, key=lambda row: row.point):
+        lines.append(f"| {row.point} | {row.what} | {row.result} | {row.seconds:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--markdown", type=Path, help="write the table there as well")
+    parser.add_argument("-k", dest="only", default="", help="only tests that match (as pytest -k)")
+    options = parser.parse_args()
+    collector = Collector()
+    arguments = [
+        *(str(ROOT / "tests" / "accept"), str(ROOT / "tests" / "e2e" / "cases")),
+        *("-m", "slow", "--timeout=1200", "-q", "-p", "no:cacheprovider"),
+    ]
+    if options.only:
+        arguments += ["-k", options.only]
+    start = time.monotonic()
+    status = int(pytest.main(arguments, plugins=[collector]))
+    minutes = (time.monotonic() - start) / 60
+    console = Console(width=160 if not sys.stdout.isatty() else None)
+    show(collector.rows, console)
+    console.print(f"{len(collector.rows)} rows, {minutes:.1f} minutes, exit status {status}")
+    if options.markdown is not None:
+        options.markdown.write_text(as_markdown(collector.rows))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

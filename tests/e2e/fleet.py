@@ -1,0 +1,103 @@
+"""Fleet: the systems of a test session, started on demand, each once, and the models they serve.
+
+Owns how many run at a time (two cores: idle systems cost little, their memory counts) and that all are
+stopped. Used from the test's thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.model.bundled import prepare_bundled_model
+from tests import oracle
+from tests.e2e.harness import Profile, System, refuse_to_start
+from tests.e2e.reference import Reference
+from tests.e2e.vocabulary import Vocabulary
+
+MAX_SYSTEMS = 3
+
+
+class Models:
+    """Checkpoint folders: the bundled model and toys with its tokenizer, made once for a session."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.bundled = prepare_bundled_model()
+        self._references: dict[Path, Reference] = {}
+
+    def toy(self, name: str = "toy", arch: str = "llama", **overrides: object) -> Path:
+        """A small random checkpoint with SmolLM2's tokenizer, context 8,192 unless overridden."""
+        folder = self._folder / name
+        if not folder.exists():
+            settings: dict[str, object] = {"max_position_embeddings": 8192, **overrides}
+            oracle.make_toy_checkpoint(folder, arch, tokenizer_from=self.bundled, **settings)
+        return folder
+
+    def path(self, name: str) -> Path:
+        """`smollm2` or `toy`."""
+        return self.bundled if name == "smollm2" else self.toy(name)
+
+    def reference(self, folder: Path) -> Reference:
+        if folder not in self._references:
+            self._references[folder] = Reference(folder)
+        return self._references[folder]
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary.from_folder(self.bundled)
+
+
+class Fleet:
+    """Keeps at most `MAX_SYSTEMS` systems, stopping the one that was not asked for the longest."""
+
+    def __init__(self, models: Models, folder: Path) -> None:
+        self.models = models
+        self._folder = folder
+        self._systems: OrderedDict[tuple[str, str, bool], System] = OrderedDict()
+
+    def system(self, profile: Profile, model: str = "smollm2", is_local: bool = True) -> System:
+        """The running system of that profile, started if need be."""
+        key = (profile.name, model, is_local)
+        if key in self._systems:
+            self._systems.move_to_end(key)
+            return self._systems[key]
+        while len(self._systems) >= MAX_SYSTEMS:
+            self._systems.popitem(last=False)[1].stop()
+        name = f"{profile.name}-{model}-{'local' if is_local else 'ray'}"
+        folder = None if model == "smollm2" else self.models.path(model)
+        started = System(
+            dataclasses.replace(profile, name=name, model=folder, is_local=is_local), self._folder
+        )
+        self._systems[key] = started
+        return started
+
+    @contextmanager
+    def once(self, profile: Profile, model: Path) -> Iterator[System]:
+        """A system of its own for the length of a test."""
+        with System(dataclasses.replace(profile, model=model), self._folder) as system:
+            yield system
+
+    def refuses(self, profile: Profile, model: Path) -> str:
+        """The log of a start that must be refused."""
+        return refuse_to_start(dataclasses.replace(profile, model=model), self._folder)
+
+    def discard(self, system: System) -> None:
+        """Stop a system that a test has damaged, so that the next one starts afresh."""
+        for key, known in list(self._systems.items()):
+            if known is system:
+                del self._systems[key]
+        system.stop()
+
+    def stop(self) -> None:
+        failures: list[str] = []
+        while self._systems:
+            _, system = self._systems.popitem()
+            try:
+                system.stop()
+            except AssertionError as failure:
+                failures.append(str(failure))
+        assert not failures, "\n".join(failures)

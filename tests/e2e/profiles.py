@@ -1,0 +1,39 @@
+"""Profiles: the small systems that the case catalogue speaks of, as settings of this product.
+
+Values only.
+"""
+
+from __future__ import annotations
+
+from tests.e2e.harness import Profile
+
+STD = Profile("std")
+"""One prefill and one decode worker, everything by default."""
+
+SPLIT = Profile("split", {"router.plan": "remote"})
+"""Like STD, but each prompt is prefilled remotely and handed over, however short."""
+
+MONO = Profile("mono", {"router.plan": "local", "engine.enable_prefix_cache": False})
+"""The reference: decode prefills by itself, nothing is cached."""
+
+ALONE = Profile("alone", {"router.plan": "local"})
+"""Decode prefills by itself, with its prefix cache."""
+
+CTX = Profile("ctx", {"router.plan": "remote", "router.max_context": 256})
+
+CHUNK = Profile("chunk", {"router.plan": "remote", "prefill.token_budget": 32})
+
+TINY = Profile(
+    "tiny",
+    {
+        "router.plan": "remote",
+        "prefill_engine.num_kv_blocks": 48,
+        "decode_engine.num_kv_blocks": 24,
+        "decode.max_num_seqs": 4,
+    },
+)
+
+MULTI = Profile("multi", num_decode=3)
+
+PAIR = Profile("pair", {"router.plan": "remote"}, num_decode=2)
+"""Two decode workers: one may be killed."""

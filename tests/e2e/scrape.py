@@ -1,0 +1,114 @@
+"""Scrape: the numbers of /metrics, and what they must say of a system at rest.
+
+Owns the reading of the exposition and the definition of idle. Values only; a scrape does not change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from core import telemetry
+from tests.e2e.client import Client
+
+SETTLE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One reading of /metrics."""
+
+    families: dict[str, Metric]
+    seconds: float
+
+    def value(self, name: str, **labels: str) -> float:
+        """Sum over the samples `name` (counters with or without `_total`) whose labels include `labels`."""
+        wanted = {name, f"{name}_total"}
+        return sum(
+            sample.value
+            for family in self.families.values()
+            for sample in family.samples
+            if sample.name in wanted and all(sample.labels.get(key) == labels[key] for key in labels)
+        )
+
+    def by_label(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """Like `value`, one sum for each value of `label`."""
+        wanted = {name, f"{name}_total"}
+        sums: dict[str, float] = {}
+        for family in self.families.values():
+            for sample in family.samples:
+                if sample.name in wanted and all(sample.labels.get(key) == labels[key] for key in labels):
+                    key = sample.labels.get(label, "")
+                    sums[key] = sums.get(key, 0.0) + sample.value
+        return sums
+
+    def counters(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+        """Each sample that may only rise."""
+        return {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in self.families.values()
+            if family.type in ("counter", "histogram")
+            for sample in family.samples
+            if not sample.name.endswith("_created")
+        }
+
+    @property
+    def num_running(self) -> float:
+        return self.value(telemetry.NUM_RUNNING)
+
+    @property
+    def num_waiting(self) -> float:
+        return self.value(telemetry.NUM_WAITING)
+
+    @property
+    def num_held_blocks(self) -> float:
+        return self.value(telemetry.KV_BLOCKS, state="held") + self.value(
+            telemetry.KV_BLOCKS, state="quarantined"
+        )
+
+    def why_not_idle(self) -> str:
+        """Empty when nothing runs, waits, holds a block or a ticket, and no block is missing."""
+        facts = {
+            "running": self.num_running,
+            "waiting": self.num_waiting,
+            "held blocks": self.num_held_blocks,
+            "leak difference": self.value(telemetry.KV_LEAK_DIFFERENCE),
+            "live tickets": sum(
+                count
+                for state, count in self.by_label(telemetry.TICKETS, "state").items()
+                if state not in ("released", "aborted", "expired")
+            ),
+        }
+        return ", ".join(f"{name} {value:g}" for name, value in facts.items() if value)
+
+
+def scrape(client: Client) -> Scrape:
+    text, seconds = client.metrics_text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert telemetry.NUM_RUNNING in families, f"no {telemetry.NUM_RUNNING} in the scrape: {sorted(families)}"
+    return Scrape(families, seconds)
+
+
+def wait_until(condition: Callable[[], str], timeout_s: float, every_s: float = 0.1) -> float:
+    """Poll until `condition` gives no reason to wait on; returns the seconds it took."""
+    start = time.monotonic()
+    while True:
+        reason = condition()
+        elapsed = time.monotonic() - start
+        if not reason:
+            return elapsed
+        assert elapsed < timeout_s, f"after {elapsed:.1f} s still: {reason}"
+        time.sleep(every_s)
+
+
+def wait_idle(client: Client, timeout_s: float = SETTLE_S) -> float:
+    """Until the system is idle; returns the seconds it took."""
+    return wait_until(lambda: scrape(client).why_not_idle(), timeout_s)
+
+
+def rise(before: Scrape, after: Scrape, name: str, **labels: str) -> float:
+    return after.value(name, **labels) - before.value(name, **labels)

@@ -1,0 +1,122 @@
+"""The real cluster: Ray Serve, separate processes, gRPC between them, the OpenAI client in front."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from core import telemetry
+from tests.e2e import on_ray, profiles, prompts, sockets
+from tests.e2e.checks import survives
+from tests.e2e.client import Client, at_once
+from tests.e2e.fleet import Fleet
+from tests.e2e.harness import ROOT, System
+from tests.e2e.reference import Ledger, check_greedy
+from tests.e2e.right_tokens import Comparison, short_set
+from tests.e2e.scrape import rise, scrape, wait_idle
+
+BLOCK = 16
+BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * BLOCK
+CLIENT_PYTHON = ROOT / ".venv-client" / "bin" / "python"
+
+
+@pytest.fixture(scope="module")
+def system(fleet: Fleet) -> System:
+    return fleet.system(profiles.PAIR, is_local=False)
+
+
+@pytest.fixture(scope="module")
+def client(system: System) -> Client:
+    return system.client
+
+
+def test_twelve_prompts_equal_the_reference_first_and_again(fleet: Fleet, system: System) -> None:
+    comparison = Comparison(
+        fleet.models.reference(fleet.models.bundled), fleet.models.vocabulary, num_tokens=24
+    )
+    batch = short_set(fleet.models.bundled)
+    with survives(system):
+        comparison.run(system.client, batch, "Ray, first", at_a_time=6)
+        comparison.run(system.client, batch, "Ray, again", at_a_time=12)
+
+
+def test_prefill_and_decode_are_processes_of_their_own(system: System) -> None:
+    prefill, decode = on_ray.workers(system, "prefill"), on_ray.workers(system, "decode")
+    assert (len(prefill), len(decode)) == (1, 2)
+    assert len({process.pid for process in [*prefill, *decode]}) == 3
+
+
+def received(system: System) -> int:
+    """Bytes that the decode processes' own listeners have received so far."""
+    ports: set[int] = set()
+    for process in on_ray.workers(system, "decode"):
+        ports |= sockets.listening_ports(process.pid)
+    return sum(sum(sockets.received_on_port(port).values()) for port in ports)
+
+
+def test_received_bytes_are_blocks_times_layout_bytes_and_agree_with_the_sockets(
+    fleet: Fleet, system: System, client: Client
+) -> None:
+    wait_idle(client)
+    before, kernel = scrape(client), received(system)
+    lengths = (500, 777, 1200)
+    for length in lengths:
+        client.complete(prompts.random_ids(fleet.models.bundled, length, seed=length), max_tokens=2)
+    wait_idle(client)
+    after, on_the_wire = scrape(client), received(system) - kernel
+    counted = rise(before, after, telemetry.KV_TRANSFER_BYTES, transport="grpc")
+    assert counted == sum(-(-length // BLOCK) for length in lengths) * BLOCK_BYTES
+    assert counted == rise(before, after, telemetry.KV_TRANSFER_BYTES), "only gRPC carries bytes here"
+    assert abs(on_the_wire - counted) <= 0.02 * counted, f"{on_the_wire} on the sockets, {counted} counted"
+
+
+def test_a_second_turn_sends_only_the_missing_blocks(fleet: Fleet, client: Client) -> None:
+    vocabulary = fleet.models.vocabulary
+    first = prompts.random_ids(fleet.models.bundled, 200, seed=201)
+    body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
+    output = vocabulary.ids_of(client.complete(first, **body, logprobs=0))
+    second = [*first, *output, *prompts.random_ids(fleet.models.bundled, 40, seed=202)]
+    wait_idle(client)
+    before = scrape(client)
+    answer = client.complete(second, **body, logprobs=0)
+    wait_idle(client)
+    sent = rise(before, scrape(client), telemetry.KV_TRANSFER_BYTES)
+    held = (len(first) + len(output) - 1) // BLOCK
+    assert sent == (-(-len(second) // BLOCK) - held) * BLOCK_BYTES
+    reference = fleet.models.reference(fleet.models.bundled)
+    check_greedy(reference, second, vocabulary.ids_of(answer), Ledger(), "second turn", answer.logprobs)
+
+
+def test_the_openai_package_talks_to_it(system: System) -> None:
+    assert CLIENT_PYTHON.exists(), "the client's environment is missing: make client"
+    program = Path(__file__).with_name("openai_program.py")
+    done = subprocess.run(
+        [str(CLIENT_PYTHON), str(program), f"http://127.0.0.1:{system.port}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip() == "ok"
+
+
+def test_the_start_tells_the_address_a_curl_line_and_a_sample(system: System) -> None:
+    log = system.log()
+    assert f"http://127.0.0.1:{system.port}" in log
+    assert "curl -N" in log
+
+
+def test_thirty_streams_at_once_are_all_complete(client: Client) -> None:
+    texts = at_once(
+        [
+            lambda i=i: client.stream_completion(
+                f"Item {i % 3}:", max_tokens=20, temperature=0, ignore_eos=True
+            )
+            for i in range(30)
+        ]
+    )
+    assert all(answer.num_tokens == 20 for answer in texts)
+    wait_idle(client)

@@ -1,0 +1,43 @@
+"""One worker in a process of its own, without Ray: `python -m tests.e2e.worker_process SPEC`.
+
+Owns nothing but the wiring: the worker is the product's own host. Prints its announcement as one line, then
+serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import pickle
+import sys
+from collections.abc import Callable
+
+from cluster.config import config_from_settings
+from cluster.worker_host import WorkerHost
+from core.ids import Role, WorkerId
+from core.worker_status import Announcement
+
+
+class PrintingHerald:
+    """Announces on standard output, once."""
+
+    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
+        print(base64.b64encode(pickle.dumps(announcement())).decode(), flush=True)
+        await asyncio.Event().wait()
+
+    async def withdraw(self, announcement: Announcement) -> None:
+        del announcement
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    role = Role(spec["role"])
+    config = config_from_settings(spec["settings"])
+    host = WorkerHost(config, role, WorkerId(spec["worker_id"]), host="127.0.0.1", herald=PrintingHerald())
+    sys.stdin.read()
+    asyncio.run(host.stop(1.0))
+
+
+if __name__ == "__main__":
+    main()
