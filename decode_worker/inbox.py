@@ -138,7 +138,7 @@ class Inbox:
         """
         arrival = self._live(ticket_id)
         indexes = range(first_index, first_index + num_blocks)
-        if arrival.written.issuperset(indexes):
+        if num_blocks > 0 and arrival.written.issuperset(indexes):
             self._hear(arrival, is_push=True)
             return
         if arrival.reservation is None or arrival.state is TicketState.COMMITTED:

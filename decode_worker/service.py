@@ -17,7 +17,7 @@ import grpc.aio
 
 from core.errors import ServingError, StaleEpoch
 from decode_worker.worker import DecodeWorker
-from kv_transfer.grpc_transport import add_kv_transfer_servicer
+from kv_transfer.grpc_transport import SERVER_OPTIONS, add_kv_transfer_servicer
 from protos import codec
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
@@ -32,17 +32,11 @@ _STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-# frames of KV exceed gRPC's default of 4 MiB; a port is never shared with another process
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-)
 
 
 async def serve(worker: DecodeWorker, host: str) -> tuple[grpc.aio.Server, int]:
     """Serve `worker` and its receiver on a free port of `host`; returns the started server and its port."""
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(DecodeService(worker), server)  # type: ignore[no-untyped-call]
     add_kv_transfer_servicer(server, worker.receiver)
     port = server.add_insecure_port(f"[{host}]:0" if ":" in host else f"{host}:0")

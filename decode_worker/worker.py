@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import os
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
+from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -21,7 +22,7 @@ from core.errors import InvalidRequest, WorkerDraining, WorkerLost
 from core.handoff import HandoffTicket
 from core.ids import TicketId, WorkerRef
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
-from core.worker_status import Announcement
+from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
 from decode_worker.metrics import TicketMetrics
@@ -70,7 +71,12 @@ class DecodeWorker:
     async def start(self) -> None:
         """Begin to serve, on the running loop."""
         self._io_loop = asyncio.get_running_loop()
-        self._runner.cache.allocator.on_events = self._feed.append
+        allocator = self._runner.cache.allocator
+        # blocks that an earlier role of this process has left are told first
+        known = allocator.prefix_cache.items()
+        self._feed.append([BlockEvent(BlockEventKind.STORED, name, parent) for name, parent in known])
+        self._feed.start(self._io_loop)
+        allocator.on_events = self._feed.append
         self._thread.start()
 
     async def drain(self, timeout_s: float) -> None:
@@ -93,6 +99,7 @@ class DecodeWorker:
         await asyncio.to_thread(self._thread.stop)
         self._streams.end_all(WorkerDraining("the worker has stopped", worker_id=self.ref.worker_id))
         self._runner.cache.allocator.on_events = None
+        self._feed.close()
 
     def is_healthy(self) -> bool:
         """The step thread lives, and if there is work it gets on with it."""
@@ -127,9 +134,9 @@ class DecodeWorker:
         """Stop all that runs for the request and free its blocks; end its ticket, known or not yet."""
         await self._thread.call(partial(self._loop.cancel, job))
 
-    def watch(self) -> AsyncIterator[WatchEvent]:
+    def watch(self) -> AsyncGenerator[WatchEvent, None]:
         """A snapshot of the cached blocks, then numbered changes and a status each second."""
-        return self._feed.subscribe()
+        return cast("AsyncGenerator[WatchEvent, None]", self._feed.subscribe())
 
     async def metrics(self) -> bytes:
         """All series of this worker in Prometheus' text format."""

@@ -31,7 +31,9 @@ def make_request(
     num_samples: int = 1,
     **sampling: object,
 ) -> Request:
-    """A prompt of consecutive token ids from `first` on, so that those with the same `first` share a prefix."""
+    """A prompt of consecutive token ids from `first` on, so that those with the same `first` share a
+    prefix.
+    """
     params = SamplingParams(max_tokens=max_tokens, seed=1, **sampling)  # type: ignore[arg-type]
     return Request(RequestId(name), tuple(range(first, first + num_tokens)), params, num_samples=num_samples)
 
