@@ -7,7 +7,8 @@ Lives on one asyncio loop, on which both workers' ends live.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from core.errors import WorkerLost
 from core.handoff import HandoffTicket
@@ -107,10 +108,11 @@ class LoopbackPush:
 
     async def _serve(self) -> None:
         try:
-            await self._receiver.push(self._incoming(), self._acks.put, LoopbackTransport.name)
+            async with aclosing(self._incoming()) as frames:
+                await self._receiver.push(frames, self._acks.put, LoopbackTransport.name)
         finally:
             self._acks.put_nowait(None)
 
-    async def _incoming(self) -> AsyncIterator[bytes]:
+    async def _incoming(self) -> AsyncGenerator[bytes, None]:
         while True:
             yield await self._frames.get()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import random
 import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -78,7 +79,8 @@ def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             runner.run(main())
 
-    del run.__wrapped__  # pytest must see a plain function
+    del run.__wrapped__  # pytest must see a plain function, with the test's own parameters
+    run.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
     return run
 
 
