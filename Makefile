@@ -26,6 +26,8 @@ PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
 PACKAGES := core protos engine kv_transfer prefill_worker decode_worker router cluster
 
 export RAY_USAGE_STATS_ENABLED := 0
+# waiting threads sleep instead of spinning: the suites run several processes on few cores
+export OMP_WAIT_POLICY := PASSIVE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help install serve stop test lint type imports unit kernels integration faults e2e \
