@@ -44,19 +44,22 @@ class WorkerTable:
         self._sleep = sleep
         self._entries: dict[WorkerId, WorkerEntry] = {}
         self._changed = asyncio.Event()
-        self._poll_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Look for workers once, then keep looking in the background."""
         await self._poll()
-        self._poll_task = asyncio.create_task(self._poll_forever(), name="membership")
+        self._tasks = [
+            asyncio.create_task(self._poll_forever(), name="membership"),
+            asyncio.create_task(self._listen_for_silence(), name="silence"),
+        ]
 
     async def stop(self) -> None:
         """End all tasks and let go of all connections."""
-        if self._poll_task is not None:
-            self._poll_task.cancel()
-            await asyncio.gather(self._poll_task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for entry in list(self._entries.values()):
             self._drop(entry)
         await asyncio.gather(*self._closing, return_exceptions=True)
@@ -88,6 +91,10 @@ class WorkerTable:
         while True:
             await self._sleep(self._config.membership_poll_s)
             await self._poll()
+
+    async def _listen_for_silence(self) -> None:
+        while True:
+            await self._sleep(self._config.membership_poll_s)
             self._suspect_the_silent()
 
     async def _poll(self) -> None:

@@ -1,0 +1,163 @@
+"""The ASGI application: routes, their wiring, and the life of what stands behind them.
+
+Owns no logic of its own. Started and stopped by the ASGI lifespan, on the server's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from core.clock import Clock, MonotonicClock
+from core.errors import RequestError, UnknownModel
+from core.ids import Role
+from router.admission import Admission
+from router.api_call import ApiCall, chat_call, completion_call
+from router.chat_schema import ChatBody
+from router.chat_wire import ChatWire
+from router.completion_schema import CompletionBody
+from router.completion_wire import CompletionWire
+from router.config import RouterConfig
+from router.endpoint import Endpoint, Rooms
+from router.exposition import WorkerExpositions, merge
+from router.http_errors import error_body
+from router.metrics import RouterMetrics
+from router.pipeline import Pipeline
+from router.schema import parse
+from router.served_model import ServedModel
+from router.worker_table import Sleep, WorkerTable
+from router.workers import Connect, MembershipSource
+
+
+def create_app(
+    config: RouterConfig,
+    model: ServedModel,
+    membership: MembershipSource,
+    connect: Connect,
+    *,
+    clock: Clock | None = None,
+    chance: random.Random | None = None,
+    sleep: Sleep = asyncio.sleep,
+) -> Starlette:
+    """The router's HTTP application for `model`, on the workers that `membership` names and `connect`
+    reaches.
+
+    `clock`, `chance` and `sleep` are for tests.
+    """
+    clock = clock or MonotonicClock()
+    metrics = RouterMetrics()
+    table = WorkerTable(config, membership, connect, clock, sleep)
+    metrics.watch_table(table)
+    pipeline = Pipeline(config, table, metrics, clock, chance or random.Random(), sleep)
+    admission = Admission(config, model, table, metrics, clock)
+    rooms = Rooms(config, model, admission, pipeline, metrics)
+    pages = _Pages(config, model, table, metrics)
+
+    async def read_completion(body: Any, max_context: int) -> ApiCall:
+        return await completion_call(parse(CompletionBody, body), model, config, max_context)
+
+    async def read_chat(body: Any, max_context: int) -> ApiCall:
+        return await chat_call(parse(ChatBody, body), model, config, max_context)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        await table.start()
+        try:
+            yield
+        finally:
+            await pipeline.stop()
+            await table.stop()
+
+    token_bytes = model.tokenizer.bytes
+    completions = Endpoint("completions", rooms, read_completion, CompletionWire(token_bytes))
+    chat = Endpoint("chat", rooms, read_chat, ChatWire(token_bytes))
+    app = Starlette(
+        routes=[
+            Route("/v1/completions", completions, methods=["POST"]),
+            Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/v1/models", pages.models),
+            Route("/v1/models/{model_id:path}", pages.model),
+            Route("/health", pages.health),
+            Route("/ready", pages.ready),
+            Route("/metrics", pages.metrics),
+        ],
+        exception_handlers={HTTPException: pages.refused},
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Pages:
+    """The small GET routes."""
+
+    def __init__(
+        self, config: RouterConfig, model: ServedModel, table: WorkerTable, metrics: RouterMetrics
+    ) -> None:
+        self._model = model
+        self._table = table
+        self._metrics = metrics
+        self._expositions = WorkerExpositions(config.metrics_timeout_s)
+
+    async def models(self, request: HTTPRequest) -> Response:
+        return _json({"object": "list", "data": [self._model_object()]})
+
+    async def model(self, request: HTTPRequest) -> Response:
+        name = request.path_params["model_id"]
+        if name != self._model.name:
+            error = UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
+            return _json(error_body(error), error.http_status)
+        return _json(self._model_object())
+
+    async def health(self, request: HTTPRequest) -> Response:
+        """The router itself is alive."""
+        return _json({"status": "ok"})
+
+    async def ready(self, request: HTTPRequest) -> Response:
+        """Whether requests can be answered. A decode worker can do all by itself; what is missing is
+        named.
+        """
+        counts = {role: len(self._table.usable(role)) for role in Role}
+        is_ready = counts[Role.DECODE] > 0
+        body = {
+            "status": "ready" if is_ready else "not ready",
+            "degraded": [role.value for role, count in counts.items() if count == 0],
+            "workers": {role.value: count for role, count in counts.items()},
+        }
+        return _json(body, 200 if is_ready else 503)
+
+    async def metrics(self, request: HTTPRequest) -> Response:
+        others = await self._expositions.fetch(self._table.entries())
+        text = merge(self._metrics.exposition().decode(), others)
+        return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    async def refused(self, request: HTTPRequest, error: Exception) -> Response:
+        """No such path, or not with this method."""
+        assert isinstance(error, HTTPException)
+        status = error.status_code
+        self._metrics.responded("other", status)
+        body = error_body(RequestError("there is no such path" if status == 404 else error.detail))
+        return _json(body, status, dict(error.headers or {}))
+
+    def _model_object(self) -> dict[str, Any]:
+        return {
+            "id": self._model.name,
+            "object": "model",
+            "created": self._model.created,
+            "owned_by": "baton",
+        }
+
+
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(orjson.dumps(body), status, headers, "application/json")

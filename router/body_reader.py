@@ -1,0 +1,44 @@
+"""Reading a request's body and noticing that its sender has gone. Owns the size limit. Lives on the
+event loop.
+"""
+
+from __future__ import annotations
+
+from starlette.types import Receive, Scope
+
+from core.errors import Cancelled, RequestError
+
+
+class BodyTooLarge(RequestError):
+    code = "request_too_large"
+    http_status = 413
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+    """The whole body. Raises BodyTooLarge as soon as it is known to be, Cancelled if the client goes away."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
+            raise _too_large(max_bytes)
+    chunks: list[bytes] = []
+    num_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client went away before its request was complete")
+        chunk = message.get("body", b"")
+        num_bytes += len(chunk)
+        if num_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the body is larger than {max_bytes} bytes")

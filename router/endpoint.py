@@ -1,0 +1,229 @@
+"""Endpoint: POST /v1/completions and /v1/chat/completions, from bytes to bytes.
+
+Owns the life of one HTTP call: body, validation, head, stream or whole answer, errors before and after the
+first byte, and the client's going away, which cancels everything at once. Each call is the server's task
+and one of its own. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from core.errors import Cancelled, ServingError, UnknownModel
+from router.admission import Admission, call_id_for, echoed_request_id
+from router.answering import Answering, ChoiceEvent
+from router.api_call import ApiCall
+from router.body_reader import read_body, wait_for_disconnect
+from router.config import RouterConfig
+from router.http_errors import error_body, error_headers, internal_error
+from router.json_body import parse_json
+from router.metrics import Outcome, RequestLabels, RouterMetrics, outcome_of
+from router.pipeline import Pipeline
+from router.reply import Reply
+from router.served_model import ServedModel
+from router.sse import CONTENT_TYPE, DONE, frame
+from router.wire import Wire, join, usage_object
+
+_log = logging.getLogger(__name__)
+
+ReadCall = Callable[[Any, int], Awaitable[ApiCall]]
+"""A parsed body and the context limit to the call it means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What an endpoint works with."""
+
+    config: RouterConfig
+    model: ServedModel
+    admission: Admission
+    pipeline: Pipeline
+    metrics: RouterMetrics
+
+
+class Endpoint:
+    """An ASGI application for one route. `name` is its label in metrics."""
+
+    def __init__(self, name: str, rooms: Rooms, read_call: ReadCall, wire: Wire) -> None:
+        self.name = name
+        self.rooms = rooms
+        self.read_call = read_call
+        self.wire = wire
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = _Exchange(self, scope, send)
+        work = asyncio.create_task(exchange.run(receive))
+        try:
+            await exchange.body_read.wait()
+            gone = asyncio.create_task(wait_for_disconnect(receive))
+            try:
+                await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                gone.cancel()
+        finally:
+            # the client has gone, or the server takes this task away: for the work it is the same
+            if not exchange.reply.is_complete:
+                work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            self.rooms.metrics.responded(self.name, exchange.reply.status or Cancelled.http_status)
+
+
+class _Exchange:
+    """One call under way."""
+
+    def __init__(self, endpoint: Endpoint, scope: Scope, send: Send) -> None:
+        self.reply = Reply(send)
+        self.body_read = asyncio.Event()
+        self._endpoint = endpoint
+        self._rooms = endpoint.rooms
+        self._scope = scope
+        self._arrived_at = endpoint.rooms.pipeline.clock.now()
+        self._labels = RequestLabels(endpoint.name)
+        self._is_counted = False
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._timeout = headers.get("x-request-timeout")
+        self._call_id = call_id_for(endpoint.name)
+        self._created = int(time.time())
+        self.reply.headers["x-request-id"] = echoed_request_id(headers.get("x-request-id"), self._call_id)
+
+    async def run(self, receive: Receive) -> None:
+        """Answer. Every way out is counted, and nothing but cancellation gets out."""
+        try:
+            answering = await self._open(receive)
+            async with answering:
+                if answering.call.is_streamed:
+                    await self._stream(answering)
+                else:
+                    await self._whole(answering)
+        except asyncio.CancelledError:
+            self._ended(Outcome.ABORTED, Cancelled.code)
+            raise
+        except ServingError as error:
+            self._ended(*outcome_of(error))
+            await self._tell(error)
+        except Exception as error:  # noqa: BLE001 - logged; the client hears of an internal error
+            _log.exception("a request failed")
+            self._ended(*outcome_of(error))
+            await self._tell(internal_error())
+        else:
+            self._ended(Outcome.SUCCEEDED, answering.finish_reason().value)
+        finally:
+            self.body_read.set()
+
+    async def _open(self, receive: Receive) -> Answering:
+        rooms = self._rooms
+        try:
+            data = await read_body(self._scope, receive, rooms.config.max_body_bytes)
+        finally:
+            self.body_read.set()
+        deadline = rooms.admission.deadline(self._timeout)
+        body = parse_json(data)
+        model = body.get("model") if isinstance(body, dict) else None
+        if isinstance(model, str):
+            if model != rooms.model.name:
+                raise UnknownModel(f"the model {model[:100]!r} does not exist", param="model")
+            self._labels = RequestLabels(self._endpoint.name, rooms.model.name)
+        self._started()
+        call = await self._endpoint.read_call(body, rooms.admission.max_context())
+        requests = rooms.admission.requests(call, self._call_id)
+        self.reply.headers["x-baton-seed"] = ",".join(str(request.sampling.seed) for request in requests)
+        return Answering(
+            call,
+            requests,
+            rooms.model.tokenizer.bytes,
+            rooms.pipeline,
+            rooms.admission,
+            deadline,
+            self._labels,
+            self._arrived_at,
+        )
+
+    async def _whole(self, answering: Answering) -> None:
+        deltas: dict[int, list[Any]] = {}
+        while (event := await answering.next()) is not None:
+            deltas.setdefault(event.index, []).append(event.delta)
+        wire = self._endpoint.wire
+        choices = [
+            wire.choice(answering, index, join(deltas.get(index, [])))
+            for index in range(answering.num_choices)
+        ]
+        self._name_workers(answering)
+        body = self._envelope(wire.whole_object, choices)
+        await self.reply.json(body | {"usage": usage_object(answering.usage())})
+
+    async def _stream(self, answering: Answering) -> None:
+        """The head waits for the first token, so that errors before it have a status of their own."""
+        event: ChoiceEvent | None = None
+        try:
+            async with asyncio.timeout(self._rooms.config.head_hold_s):
+                event = await answering.next()
+            is_pending = False
+        except TimeoutError:
+            is_pending = True
+        self._name_workers(answering)
+        await self.reply.start(CONTENT_TYPE, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        wire = self._endpoint.wire
+        await self._write(answering, wire.opening(answering))
+        if is_pending:
+            event = await answering.next()
+        while event is not None:
+            await self._write(answering, wire.pieces(answering, event))
+            event = await answering.next()
+        if answering.call.is_usage_included:
+            body = self._envelope(wire.chunk_object, [])
+            await self.reply.write(frame(body | {"usage": usage_object(answering.usage())}))
+        await self.reply.write(DONE)
+        await self.reply.end()
+
+    async def _write(self, answering: Answering, choices: list[dict[str, Any]]) -> None:
+        """One event for each choice."""
+        if not choices:
+            return
+        extra = {"usage": None} if answering.call.is_usage_included else {}
+        kind = self._endpoint.wire.chunk_object
+        await self.reply.write(b"".join(frame(self._envelope(kind, [choice]) | extra) for choice in choices))
+
+    async def _tell(self, error: ServingError) -> None:
+        """An error as a status, or, once the head is out, as the last event of the stream."""
+        if not self.reply.is_started:
+            await self.reply.json(error_body(error), error.http_status, error_headers(error))
+        else:
+            await self.reply.write(frame(error_body(error)))
+            await self.reply.end()
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._call_id,
+            "object": kind,
+            "created": self._created,
+            "model": self._rooms.model.name,
+            "choices": choices,
+        }
+
+    def _name_workers(self, answering: Answering) -> None:
+        """Say where a request of one prompt went."""
+        decision = answering.readers[0].decision if len(answering.readers) == 1 else None
+        if decision is None:
+            return
+        self.reply.headers["x-baton-plan"] = decision.plan.value
+        if decision.prefill is not None:
+            self.reply.headers["x-baton-prefill-worker"] = decision.prefill.ref.worker_id
+        if decision.decode is not None:
+            self.reply.headers["x-baton-decode-worker"] = decision.decode.ref.worker_id
+
+    def _started(self) -> None:
+        if not self._is_counted:
+            self._is_counted = True
+            self._rooms.metrics.started(self._labels)
+
+    def _ended(self, outcome: Outcome, reason: str) -> None:
+        self._started()
+        seconds = self._rooms.pipeline.clock.now() - self._arrived_at
+        self._rooms.metrics.ended(self._labels, outcome, reason, seconds)

@@ -1,0 +1,119 @@
+"""GrpcWorker: a worker of another process.
+
+Owns one channel and the translation of gRPC's errors into ours, once: an error that the worker sent is that
+error, any other failure of a call means that the worker is lost. Lives on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from typing import TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from core.errors import DeadlineExceeded, RequestError, ServingError, WorkerError, WorkerLost
+from core.ids import WorkerRef
+from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from protos import codec
+from protos import inference_pb2 as pb
+from protos.inference_pb2_grpc import WorkerStub
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+# a worker answers "too late" itself; this is for one that does not answer at all
+_GRACE_S = 1.0
+_METRICS_TIMEOUT_S = 5.0
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.enable_http_proxy", 0),
+    # a channel belongs to one incarnation: it need not wait long before it tries again
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # each channel its own connection: breaking one worker's cannot break another's
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class GrpcWorker:
+    """`Worker` over gRPC; connects with its first call. Each message names the incarnation it is meant
+    for.
+    """
+
+    def __init__(self, ref: WorkerRef) -> None:
+        self._ref = ref
+        self._channel = grpc.aio.insecure_channel(ref.address, options=_OPTIONS)
+        self._stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def prefill(self, job: PrefillJob) -> PrefillResult:
+        message = codec.prefill_request(job, self._ref.epoch)
+        try:
+            reply = await self._stub.Prefill(message, timeout=job.time_left_s + _GRACE_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        return self._read(codec.prefill_result, reply)
+
+    async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
+        message = codec.generate_request(job, self._ref.epoch)
+        call = self._stub.Generate(message, timeout=job.time_left_s + _GRACE_S)
+        try:
+            async for reply in call:
+                yield self._read(codec.decode_generate_event, reply)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        finally:
+            call.cancel()
+
+    async def cancel(self, job: CancelJob) -> None:
+        try:
+            await self._stub.Cancel(codec.cancel_request(job, self._ref.epoch))
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+
+    async def watch(self) -> AsyncIterator[WatchEvent]:
+        call = self._stub.Watch(pb.WatchRequest(receiver_epoch=self._ref.epoch))
+        try:
+            async for reply in call:
+                yield self._read(codec.decode_watch_event, reply)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        finally:
+            call.cancel()
+
+    async def metrics(self) -> bytes:
+        message = pb.MetricsRequest(receiver_epoch=self._ref.epoch)
+        try:
+            reply = await self._stub.Metrics(message, timeout=_METRICS_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        exposition: bytes = reply.exposition
+        return exposition
+
+    async def close(self) -> None:
+        await self._channel.close(grace=None)
+
+    def _read(self, decode: Callable[[M], T], message: M) -> T:
+        """An answer that cannot be read is the worker's fault, not the client's."""
+        try:
+            return decode(message)
+        except RequestError as error:
+            raise WorkerError(
+                f"worker {self._ref.worker_id} sent what cannot be read: {error.message}",
+                worker_id=self._ref.worker_id,
+            ) from error
+
+    def _translate(self, error: grpc.aio.AioRpcError) -> ServingError:
+        trailer = cast("Iterable[tuple[str, str | bytes]]", error.trailing_metadata() or ())
+        for key, value in trailer:
+            if key == codec.ERROR_METADATA_KEY and isinstance(value, bytes):
+                return codec.decode_error(value)
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DeadlineExceeded("the worker did not answer before the deadline")
+        return WorkerLost(
+            f"the connection to worker {self._ref.worker_id} broke ({error.code().name})",
+            worker_id=self._ref.worker_id,
+        )
