@@ -5,6 +5,7 @@ hangs.
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,13 +16,15 @@ from core.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
+    ReservationRefused,
     ServingError,
     StepFailed,
+    TransferCorrupt,
     TransferTimeout,
     WorkerDraining,
 )
 from core.ids import RequestId, Role, WorkerId, WorkerRef, new_epoch, new_ticket_id
-from core.jobs import CancelJob, GenerateJob, SampleStart
+from core.jobs import CancelJob, GenerateJob, PrefillJob, PrefillResult, SampleStart
 from engine.step import StepOutput, StepPlan
 from kv_transfer.config import BridgeConfig
 from tests.integration.prefill_worker.conftest import MakeSite, prompt_ids
@@ -268,6 +271,39 @@ async def test_gauges_fall_to_zero_after_aborts_without_new_traffic(make_site: M
     assert not any("r1" in sample.labels.values() for family in families for sample in family.samples)
     result = await site.worker.prefill(site.job(prompt_ids(200, 9)))
     assert len(result.deltas) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_storm_of_cancels_and_refusals_leaks_nothing_and_the_others_are_right(
+    make_site: MakeSite, seed: int
+) -> None:
+    random = Random(seed)
+    site = await make_site(num_kv_blocks=24, max_num_seqs=4, token_budget=random.choice((8, 24, 64)))
+    kept: list[tuple[PrefillJob, PrefillResult]] = []
+
+    async def one(index: int) -> None:
+        job = site.job(prompt_ids(random.randint(1, 150), index), request_id=f"r{index}")
+        call = asyncio.create_task(site.worker.prefill(job))
+        await asyncio.sleep(random.random() * 0.2)
+        fate = random.choice(("keep", "keep", "drop", "cancel", "refuse", "corrupt"))
+        if fate == "drop":
+            call.cancel()
+        elif fate == "cancel":
+            await site.worker.cancel(CancelJob(job.request.request_id, random.choice((None, job.ticket_id))))
+        site.decode.refusal = ReservationRefused("no room") if fate == "refuse" else None
+        site.decode.commit_error = TransferCorrupt("damaged") if fate == "corrupt" else None
+        try:
+            kept.append((job, await call))
+        except (ServingError, asyncio.CancelledError):
+            return
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(one(index) for index in range(40)))
+    await site.settle()
+    assert len(kept) >= 5
+    for job, result in kept:
+        ids = job.request.prompt_token_ids
+        assert list(result.deltas[0].token_ids) == oracle_greedy(site.folder, ids, 1)
 
 
 async def test_watching_shows_the_cached_blocks_and_the_load(make_site: MakeSite) -> None:

@@ -66,6 +66,20 @@ async def test_a_known_prefix_is_neither_computed_nor_sent_again(make_site: Make
     assert site.value("baton_prefix_hit_tokens_total") == 32
 
 
+async def test_the_ticket_says_what_decode_has_to_reserve(make_site: MakeSite) -> None:
+    site = await make_site()
+    for max_tokens, num_growth in ((5, 5), (100, 16)):
+        job = site.job(prompt_ids(40), max_tokens=max_tokens)
+        await site.worker.prefill(job)
+        ticket = site.decode.offers[-1]
+        assert ticket.num_growth_tokens == num_growth
+        assert (ticket.num_tokens, ticket.num_blocks, len(ticket.block_hashes)) == (40, 3, 2)
+        assert (ticket.prefill, ticket.decode) == (site.worker.ref, site.decode_ref)
+        assert (ticket.ticket_id, ticket.request_id) == (job.ticket_id, job.request.request_id)
+        assert ticket.is_prefix_cache_read
+    await site.settle()
+
+
 async def test_blocks_travel_while_later_chunks_are_still_to_come(make_site: MakeSite) -> None:
     site = await make_site(token_budget=4)
     call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(240))))
@@ -192,7 +206,7 @@ async def test_a_refused_offer_fails_the_call_at_once_and_what_was_computed_stay
     site.decode.refusal = ReservationRefused("no room", worker_id="d0")
     site.decode.door.clear()
     call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(480))))
-    await site.until(lambda: site.value("baton_kv_slot_tokens_total", kind="computed") > 0)
+    await site.until(lambda: len(site.runner.cache.allocator.prefix_cache) > 0)
     site.decode.door.set()
     with pytest.raises(ReservationRefused) as caught:
         await call
