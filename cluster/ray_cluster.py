@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -98,15 +98,15 @@ class RayCluster:
     def summary(self) -> str:
         """Deployment by deployment, how far it is."""
         from ray import serve
-        from ray.serve.schema import ReplicaState
 
         application = serve.status().applications.get(APP_NAME)
         if application is None:
             return "not known to Serve yet"
-        return ", ".join(
-            f"{name} {status.replica_states.get(ReplicaState.RUNNING, 0)} of {sum(status.replica_states.values())}"
-            for name, status in sorted(application.deployments.items())
-        )
+        parts = []
+        for name, status in sorted(application.deployments.items()):
+            counts: Mapping[Any, int] = status.replica_states  # keyed by words, whatever its annotation says
+            parts.append(f"{name} {counts.get('RUNNING', 0)} of {sum(counts.values())}")
+        return ", ".join(parts)
 
     def stop(self, timeout_s: float) -> None:
         """Let streams end, stop Serve and Ray, then make sure that no process of the run is left."""

@@ -16,7 +16,7 @@ from cluster.config import BatonConfig
 from cluster.registry import RegistryClient, RegistryMembership
 from router.app import create_app
 from router.served_model import ServedModel
-from router.worker_clients import connect_grpc
+from router.worker_clients import GrpcWorker
 
 
 @serve.ingress()
@@ -31,4 +31,4 @@ class RouterShell:
 
     def __serve_build_asgi_app__(self) -> Any:
         model = ServedModel.load(Path(self._config.decode_engine.model), self._config.router.model_name)
-        return create_app(self._config.router, model, RegistryMembership(RegistryClient()), connect_grpc)
+        return create_app(self._config.router, model, RegistryMembership(RegistryClient()), GrpcWorker)
