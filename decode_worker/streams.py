@@ -50,6 +50,7 @@ class Stream:
         self.ended_at: float | None = None
         self.num_closings = 0
         self.on_end: Callable[[], None] | None = None
+        self._request = job.request
         self._starts = {sample.sample_index: sample.emitted for sample in job.samples}
         self._events: list[GenerateEvent] = []
         self._error: ServingError | None = None
@@ -101,6 +102,8 @@ class Stream:
         self._waiters.clear()
 
     def _positions(self, job: GenerateJob) -> dict[int, int]:
+        if job.request != self._request:
+            raise InvalidRequest("another request runs under this name", param="request_id")
         positions: dict[int, int] = {}
         for sample in job.samples:
             first = self._starts.get(sample.sample_index)

@@ -217,3 +217,11 @@ async def test_a_listener_hears_only_of_the_samples_it_asked_for() -> None:
     one = await room.listen(make_job(make_request(4)))
     assert tokens_of(one) == [7]
     assert tokens_of(one, sample=1) == []
+
+
+async def test_another_request_under_the_same_name_is_refused() -> None:
+    room = Room()
+    stream, _ = room.streams.open(make_job(make_request(4)))
+    room.streams.deliver([Delivery(stream, (event(0, 7),), is_end=True)])
+    with pytest.raises(InvalidRequest):
+        await room.listen(make_job(make_request(4, first=1)))
