@@ -213,7 +213,10 @@ class PrefillLoop:
     def _ticket(self, prompt: Prompt) -> HandoffTicket:
         job, sequence = prompt.job, prompt.sequence
         assert job.decode is not None
-        num_left = job.request.sampling.max_tokens - sequence.num_output_tokens
+        num_left = min(
+            job.request.sampling.max_tokens - sequence.num_output_tokens,
+            sequence.max_context - sequence.num_tokens,
+        )
         root = self._cache.hash_root(job.request)
         return HandoffTicket(
             ticket_id=job.ticket_id,

@@ -19,6 +19,8 @@ from core.ids import TicketId
 ENDED_STATES = (TicketState.COMMITTED, TicketState.ABORTED, TicketState.EXPIRED)
 """The states in which a ticket ends for prefill; what follows COMMITTED is decode's affair."""
 
+_FORGET_PERIOD_S = 1.0
+
 
 class BlockHolder(Protocol):
     """What a lease needs of the allocator."""
@@ -54,13 +56,15 @@ class Outbox:
         self._leases: dict[TicketId, Lease] = {}
         self._past: dict[TicketId, float] = {}
         self._cancelled: set[TicketId] = set()
+        self._forget_at = float("-inf")
         self.num_ended: Counter[TicketState] = Counter()
 
     def check_new(self, ticket_id: TicketId, now: float) -> None:
         """Raise InvalidRequest if `ticket_id` was used here, Cancelled if it was cancelled before it came."""
-        if ticket_id in self._cancelled:
+        is_past = self._past.get(ticket_id, now) > now
+        if is_past and ticket_id in self._cancelled:
             raise Cancelled("the ticket was cancelled before its prefill came")
-        if ticket_id in self._leases or self._past.get(ticket_id, now) > now:
+        if is_past or ticket_id in self._leases:
             raise InvalidRequest("the ticket id was used before", param="ticket_id")
 
     def open(self, ticket: HandoffTicket, deadline_at: float) -> None:
@@ -117,9 +121,8 @@ class Outbox:
 
     def expire(self, now: float) -> list[TicketId]:
         """Tickets whose deadline has passed: they end now as EXPIRED; whoever reads them has to stop."""
-        for ticket_id in [name for name, until in self._past.items() if until <= now]:
-            del self._past[ticket_id]
-            self._cancelled.discard(ticket_id)
+        if now >= self._forget_at:
+            self._forget(now)
         late = [
             name for name, lease in self._leases.items() if not lease.has_ended and now >= lease.deadline_at
         ]
@@ -149,6 +152,13 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._leases)
+
+    def _forget(self, now: float) -> None:
+        """Names whose time is over; now and then, since there may be thousands."""
+        self._forget_at = now + _FORGET_PERIOD_S
+        for ticket_id in [name for name, until in self._past.items() if until <= now]:
+            del self._past[ticket_id]
+            self._cancelled.discard(ticket_id)
 
     def _advance(self, ticket_id: TicketId, following: TicketState) -> Lease | None:
         lease = self._leases.get(ticket_id)

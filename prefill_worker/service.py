@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 
 from core.errors import ServingError, StaleEpoch
+from kv_transfer.grpc_transport import SERVER_OPTIONS
 from prefill_worker.worker import PrefillWorker
 from protos import codec
 from protos import inference_pb2 as pb
@@ -30,17 +31,11 @@ _STATUS = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-# token ids and log-probabilities of a long context exceed gRPC's default of 4 MiB; ports are never shared
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.so_reuseport", 0),
-)
 
 
 async def serve(worker: PrefillWorker, host: str) -> tuple[grpc.aio.Server, int]:
     """Serve `worker` on a free port of `host`; returns the started server and its port."""
-    server = grpc.aio.server(options=_OPTIONS)
+    server = grpc.aio.server(options=SERVER_OPTIONS)
     add_WorkerServicer_to_server(PrefillService(worker), server)  # type: ignore[no-untyped-call]
     port = server.add_insecure_port(f"[{host}]:0" if ":" in host else f"{host}:0")
     await server.start()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -22,9 +23,11 @@ from core.request import Request, SamplingParams
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel, load_model
 from engine.runner import ModelRunner
+from kv_transfer.grpc_transport import SERVER_OPTIONS, GrpcTransport, add_kv_transfer_servicer
 from kv_transfer.loopback import LoopbackDirectory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
+from kv_transfer.transport import Connect
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from tests.integration.prefill_worker.decode_end import DecodeEnd
@@ -126,20 +129,29 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
     """Makes started sites; at the end each is stopped, and has lost no block."""
     torch.set_num_threads(1)
     sites: list[Site] = []
+    servers: list[grpc.aio.Server] = []
 
-    async def make(num_kv_blocks: int = 64, **config: Any) -> Site:
+    async def make(num_kv_blocks: int = 64, is_grpc: bool = False, **config: Any) -> Site:
         engine = EngineConfig(model=str(checkpoint), num_kv_blocks=num_kv_blocks, threads=1)
         runner = ModelRunner(loaded, engine)
         directory, decode = LoopbackDirectory(), DecodeEnd()
-        decode_ref = WorkerRef(WorkerId("d0"), Role.DECODE, new_epoch(), "loopback:d0")
+        connect: Connect = GrpcTransport if is_grpc else directory.connect
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}" if is_grpc else "loopback:d0"
+        decode_ref = WorkerRef(WorkerId("d0"), Role.DECODE, new_epoch(), address)
         receiver = Receiver(decode, decode_ref, runner.layout, TransferMetrics(CollectorRegistry()))
-        directory.register(decode_ref.worker_id, receiver)
+        if is_grpc:
+            add_kv_transfer_servicer(server, receiver)
+            await server.start()
+            servers.append(server)
+        else:
+            directory.register(decode_ref.worker_id, receiver)
         worker = PrefillWorker(
             runner,
             PrefillConfig(**config),
             WorkerRef(WorkerId("p0"), Role.PREFILL, new_epoch(), "loopback:p0"),
             MonotonicClock(),
-            directory.connect,
+            connect,
         )
         await worker.start()
         sites.append(Site(worker, runner, decode, decode_ref, checkpoint))
@@ -151,6 +163,8 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
         await site.worker.stop()
         assert time.monotonic() - started < 5, "stopping takes no longer than the last words to decode"
         site.runner.cache.allocator.check([])
+    for server in servers:
+        await server.stop(grace=None)
 
 
 def oracle_kv(folder: Path, token_ids: tuple[int, ...]) -> npt.NDArray[np.float32]:

@@ -33,6 +33,18 @@ async def test_the_pushed_kv_and_the_first_token_are_those_of_the_reference(
     assert site.num_ended("committed") == 1
 
 
+async def test_the_kv_arrives_over_grpc_as_it_was_computed(make_site: MakeSite) -> None:
+    site = await make_site(is_grpc=True, token_budget=32)
+    ids = prompt_ids(200)
+    job = site.job(ids)
+    result = await site.worker.prefill(job)
+    assert list(result.deltas[0].token_ids) == oracle_greedy(site.folder, ids, 1)
+    arrival = site.decode.arrivals[job.ticket_id]
+    await asyncio.wait_for(arrival.ended.wait(), 5)
+    np.testing.assert_allclose(arrival.kv(), oracle_kv(site.folder, ids), atol=1e-4)
+    await site.settle()
+
+
 async def test_prompts_that_share_steps_do_not_mix(make_site: MakeSite) -> None:
     site = await make_site(token_budget=64)
     jobs = [
