@@ -14,7 +14,7 @@ import torch
 from core.errors import InvalidConfig
 from engine.config import EngineConfig
 from engine.model.config import ModelConfig
-from engine.model.gguf_convert import Progress
+from engine.model.progress import Progress
 from engine.model.source import resolve_model
 from engine.model.transformer import Transformer
 

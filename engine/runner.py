@@ -22,7 +22,7 @@ from engine.kv.allocator import BlockAllocator
 from engine.kv.cache import KVCache
 from engine.kv.pool import KVPool
 from engine.loaded_model import LoadedModel, load_model
-from engine.model.gguf_convert import Progress
+from engine.model.progress import Progress
 from engine.sampling import Sampler, SamplingRow, row_of, token_logprobs
 from engine.sequence import new_sequence
 from engine.step import SampledToken, ScheduledSequence, StepOutput, StepPlan

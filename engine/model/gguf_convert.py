@@ -14,7 +14,7 @@ that multiplies them directly. For a weight `W [rows, columns]` named as in `mod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,11 @@ from safetensors.numpy import save_file
 
 from core.errors import InvalidConfig
 from engine.model.checkpoint import SINGLE_FILE
-from engine.model.gguf_tokenizer import write_json, write_tokenizer
+from engine.model.checkpoint_json import write_json
+from engine.model.gguf_tokenizer import write_tokenizer
+from engine.model.progress import Progress
 
 BLOCKS_FILE = "blocks.q4_1.safetensors"
-
-Progress = Callable[[str, float], None]
-"""Told what is being done and how much of it is done, from 0 to 1."""
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -6,7 +6,6 @@ then GPT-2's pattern) into `tokenizer.json` and its companions. Used once per ca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from core.errors import InvalidConfig
+from engine.model.checkpoint_json import write_json
 
 _CONTROL = 3  # GGUF's token type of special tokens
 
@@ -53,10 +53,6 @@ def write_tokenizer(fields: Mapping[str, Any], folder: Path, max_context: int) -
         "tokenizer_class": "PreTrainedTokenizerFast",
     }
     write_json(folder / "tokenizer_config.json", config)
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _tokenizer(tokens: Sequence[str], merges: Sequence[str], special_ids: Sequence[int]) -> Tokenizer:

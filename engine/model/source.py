@@ -11,8 +11,8 @@ from pathlib import Path
 
 from core.errors import InvalidConfig
 from engine.model.bundled import prepare_bundled_model
-from engine.model.gguf_convert import Progress
 from engine.model.names import BUNDLED_MODEL
+from engine.model.progress import Progress
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WANTED = ("*.json", "*.safetensors", "*.jinja")

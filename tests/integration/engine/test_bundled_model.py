@@ -62,6 +62,7 @@ def _start() -> tuple[multiprocessing.process.BaseProcess, multiprocessing.conne
     return process, receiver
 
 
+@pytest.mark.timeout(240)  # three starts of a process and a conversion
 def test_a_killed_conversion_is_never_used_and_two_at_once_convert_once(cache: Path) -> None:
     folder = cache / "models" / "smollm2-135m-instruct"
     killed, reports = _start()
@@ -89,7 +90,7 @@ def test_a_killed_conversion_is_never_used_and_two_at_once_convert_once(cache: P
 def test_a_prepared_model_is_found_at_once(folder: Path) -> None:
     started = time.monotonic()
     assert prepare_bundled_model() == folder
-    assert time.monotonic() - started < 0.5
+    assert time.monotonic() - started < 1.0
 
 
 def test_a_damaged_folder_is_made_anew(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
