@@ -25,6 +25,7 @@ from core.errors import (
 )
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerId, WorkerRef
+from kv_transfer.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from kv_transfer.receiver import Receiver
 from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
 from protos import kv_transfer_pb2 as pb
@@ -33,30 +34,7 @@ from protos.transfer_codec import offer_request, offered_ticket, ticket_id_bytes
 
 SERVICE = "baton.kv_transfer.KVTransfer"
 
-_UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    *_UNLIMITED,
-    # a peer that is stopped, or whose host is gone, is noticed within 3 s
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1500),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    # a restarted peer is another transport; until then try again quickly
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1000),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.use_local_subchannel_pool", 1),
-]
-
-SERVER_OPTIONS: list[tuple[str, int]] = [
-    *_UNLIMITED,
-    # the clients' pings are wanted, however many
-    ("grpc.http2.min_ping_interval_without_data_ms", 100),
-    ("grpc.http2.max_ping_strikes", 0),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.so_reuseport", 0),
-]
+__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "GrpcTransport", "add_kv_transfer_servicer", "serving_error"]
 
 T = TypeVar("T")
 

@@ -113,7 +113,7 @@ class Push:
                 self._heard_at = self._clock.now()
 
     async def until_heard(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an idempotent call as long as the connection breaks; `watch` bounds it."""
+        """Repeat an idempotent call as long as the connection breaks; `watch` or a timeout bounds it."""
         while True:
             try:
                 return await call()

@@ -134,7 +134,7 @@ class SendSession:
         When it returns, no block is read any more, and decode was told or could not be reached within a
         bounded time.
         """
-        if self._aborting is None:
+        if self._aborting is None or (self._aborting.done() and not self._is_told):
             self._aborting = self._loop.create_task(self._abort(reason))
         await asyncio.shield(self._aborting)
 
@@ -232,8 +232,9 @@ class SendSession:
             self._all_running.discard(self)
 
     async def _tell(self, reason: str) -> None:
-        """Tell decode that the ticket is over, so that it frees at once; if it cannot be told, its own
-        silence rule does.
+        """Tell decode that the ticket is over, so that it frees at once; again while the connection breaks.
+
+        If decode cannot be told in time, its own silence rule does.
         """
         left_s = max(self._deadline.left_s(self._clock), self._config.silence_s)
         try:
@@ -241,7 +242,7 @@ class SendSession:
                 asyncio.timeout(self._config.abort_s),
                 self._peers.use(self.ticket.decode) as transport,
             ):
-                await transport.abort(self._fence, reason, left_s)
+                await self._push.until_heard(lambda: transport.abort(self._fence, reason, left_s))
             self._is_told = True
         except (ServingError, TimeoutError) as error:
             _log.info("decode was not told of the abort of ticket %s: %r", self.ticket.ticket_id, error)

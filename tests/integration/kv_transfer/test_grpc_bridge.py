@@ -30,7 +30,8 @@ from core.ids import Role, WorkerRef, new_epoch
 from core.kv_layout import KVLayout
 from kv_transfer.codec import decode_ack, encode_frame
 from kv_transfer.config import BridgeConfig
-from kv_transfer.grpc_transport import SERVER_OPTIONS, GrpcTransport, add_kv_transfer_servicer
+from kv_transfer.grpc_options import SERVER_OPTIONS
+from kv_transfer.grpc_transport import GrpcTransport, add_kv_transfer_servicer
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender

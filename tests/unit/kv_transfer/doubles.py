@@ -242,9 +242,11 @@ class TroubledTransport:
         self.num_streams = 0
         self.num_frames = 0
         self.num_aborts = 0
+        self.num_offers = 0
         self.is_closed = False
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        self.num_offers += 1
         await self._pass()
         return await self.inner.offer(ticket, time_left_s)
 

@@ -1,0 +1,33 @@
+"""A decode worker's end of the bridge as a process: prints its epoch and port, then serves until killed."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from core.ids import Role
+from kv_transfer.grpc_options import SERVER_OPTIONS
+from kv_transfer.grpc_transport import add_kv_transfer_servicer
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.receiver import Receiver
+from tests.unit.kv_transfer.doubles import LAYOUT, ByteStore, StorePort, worker_ref
+
+
+async def main() -> None:
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    port = server.add_insecure_port("127.0.0.1:0")
+    ref = worker_ref("decode-0", Role.DECODE, f"127.0.0.1:{port}")
+    reservations = StorePort(ByteStore(64), 64)
+    receiver = Receiver(reservations, ref, LAYOUT, TransferMetrics(CollectorRegistry()))
+    add_kv_transfer_servicer(server, receiver)
+    await server.start()
+    sys.stdout.write(f"{ref.epoch} {port}\n")
+    sys.stdout.flush()
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

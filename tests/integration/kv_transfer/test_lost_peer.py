@@ -1,0 +1,84 @@
+"""A decode process that is killed or frozen is noticed within seconds, whatever prefill was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from core.clock import Deadline, MonotonicClock
+from core.errors import TransferTimeout, WorkerLost
+from core.ids import Epoch, Role, WorkerId, WorkerRef
+from kv_transfer.grpc_transport import GrpcTransport
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.sender import Sender
+from kv_transfer.transport import Fence
+from tests.unit.kv_transfer.doubles import LAYOUT, PREFILL, ByteStore, failure_of, make_ticket
+
+ROOT = Path(__file__).parents[3]
+
+
+@asynccontextmanager
+async def decode_process() -> AsyncIterator[tuple[WorkerRef, int]]:
+    """The worker's ref and its process id."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tests.integration.kv_transfer.decode_process",
+        cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        epoch, port = map(int, line.split())
+        yield WorkerRef(WorkerId("decode-0"), Role.DECODE, Epoch(epoch), f"127.0.0.1:{port}"), process.pid
+    finally:
+        if process.returncode is None:
+            process.kill()  # a stopped process, too
+        await process.wait()
+
+
+@pytest.mark.parametrize(("number", "within_s"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 3.5)])
+async def test_a_call_to_a_killed_or_frozen_decode_worker_fails_in_time(
+    number: signal.Signals, within_s: float
+) -> None:
+    async with decode_process() as (ref, pid):
+        transport = GrpcTransport(ref)
+        ticket = make_ticket(16, decode=ref)
+        await transport.offer(ticket, 30.0)
+        os.kill(pid, number)
+        started = time.monotonic()
+        error = await failure_of(transport.keepalive(Fence.of(ticket)))
+        assert isinstance(error, WorkerLost)
+        assert time.monotonic() - started < within_s
+        await transport.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bounded_silence(
+    number: signal.Signals,
+) -> None:
+    async with decode_process() as (ref, pid):
+        clock = MonotonicClock()
+        store = ByteStore(64, LAYOUT, seed=1)
+        sender = Sender(store, PREFILL, GrpcTransport, clock, TransferMetrics(CollectorRegistry()))
+        session = sender.open(make_ticket(64 * 4, decode=ref), Deadline.after(60, clock))
+        session.add_blocks(0, range(32))
+        await session.offered()
+        await asyncio.sleep(0.2)
+        os.kill(pid, number)
+        started = time.monotonic()
+        session.add_blocks(32, range(32, 64))
+        assert isinstance(await failure_of(session.finish(256)), TransferTimeout)
+        assert time.monotonic() - started < 5.5
+        await sender.close()
+        assert time.monotonic() - started < 8.5
