@@ -149,9 +149,10 @@ def load_oracle(folder: Path) -> Any:
 
 @torch.inference_mode()
 def oracle_logits(folder: Path, ids: Sequence[int], num_last: int = 0) -> torch.Tensor:
-    """Reference logits after each token of ``ids`` (0) or after its last ``num_last``: fp32 ``[n, vocab_size]``."""
+    """Reference logits after each token of ``ids``, or after its last ``num_last``: fp32 ``[n, vocab_size]``."""
     model = load_oracle(folder)
-    logits: torch.Tensor = model(torch.tensor([list(ids)]), logits_to_keep=num_last, use_cache=False).logits[0]
+    result = model(torch.tensor([list(ids)]), logits_to_keep=num_last, use_cache=False)
+    logits: torch.Tensor = result.logits[0]
     return logits.float()
 
 

@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +19,16 @@ import torch.nn.functional as F
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from core.ids import RequestId
+from core.request import Request, SamplingParams
+from engine.config import EngineConfig
 from engine.model.bundled import prepare_bundled_model
 from engine.model.config import ModelConfig
 from engine.model.gguf_convert import BLOCKS_FILE
 from engine.model.transformer import Transformer
+from engine.runner import ModelRunner
+from engine.sequence import new_sequence
+from engine.step import ScheduledSequence, StepPlan
 from tests.oracle import oracle_logits
 
 
@@ -189,3 +197,44 @@ def test_the_kept_blocks_are_the_same_weights(folder: Path) -> None:
         else:
             values = q * scale
         assert np.array_equal(values.reshape(weights[name].shape), weights[name]), name
+
+
+def test_the_runner_gives_the_references_tokens_and_logprobs(folder: Path, tokenizer: Tokenizer) -> None:
+    text = "The quick brown fox jumps over the lazy dog, and the dog asks why. " * 14
+    prompt = tokenizer.encode(text + "The capital of France is").ids
+    runner = ModelRunner.load(EngineConfig(model=str(folder), num_kv_blocks=64))
+    sampling = SamplingParams(max_tokens=12, seed=0, temperature=0.0, prompt_logprobs=0)
+    request = Request(RequestId("r"), tuple(prompt), sampling)
+    sequence = new_sequence(request, 0, (), runner.max_context)
+    assert runner.cache.try_start(sequence, num_extra_tokens=12)
+    gaps: list[float] = []
+    while sequence.num_output_tokens < 12:
+        num_tokens = min(64, sequence.num_uncomputed_tokens)
+        output = runner.run(StepPlan((ScheduledSequence(sequence, num_tokens),)))
+        sequence.num_computed_tokens += num_tokens
+        sequence.prompt_logprobs += output.prompt_logprobs[0]
+        for sampled in output.sampled[0]:
+            sequence.append(sampled.token_id)
+            gaps.append(sampled.gap)
+    expected = oracle_logits(folder, sequence.token_ids[:-1])
+    logprobs = torch.log_softmax(expected, dim=-1)
+    for row, entry in zip(logprobs, sequence.prompt_logprobs, strict=False):
+        assert abs(float(row[entry.token_id]) - entry.logprob) < 1e-3
+    assert len(sequence.prompt_logprobs) == len(prompt) - 1
+    best = expected[len(prompt) - 1 :].argmax(dim=-1).tolist()
+    for token_id, wanted, gap in zip(sequence.output_token_ids, best, gaps, strict=True):
+        assert token_id == wanted or gap < 1e-3
+
+
+def test_a_repository_that_cannot_be_reached_is_refused_by_name(tmp_path: Path) -> None:
+    code = (
+        "from core.errors import InvalidConfig\n"
+        "from engine.model.source import resolve_model\n"
+        "try:\n    resolve_model('nobody/nothing')\n"
+        "except InvalidConfig as error:\n    print(error.message)\n"
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "nobody/nothing is no folder here and the hub did not give it" in done.stdout
