@@ -12,6 +12,7 @@ import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
+from hypothesis import HealthCheck, settings
 from prometheus_client import CollectorRegistry
 
 from core.block_hash import BlockHash
@@ -23,6 +24,9 @@ from kv_transfer.loopback import LoopbackDirectory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.transport import CommitClaim, CommitReceipt, Fence, PushStream, Transport
+
+# a busy machine is no failure
+quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 LAYOUT = KVLayout(model="toy", num_layers=2, num_kv_heads=1, head_dim=4, block_size=4)
 """256 bytes a block."""

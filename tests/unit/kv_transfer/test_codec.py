@@ -13,6 +13,7 @@ from core.errors import ReservationRefused, TransferCorrupt
 from core.ids import Epoch, TicketId
 from kv_transfer.codec import HEADER_BYTES, Ack, decode_ack, decode_frame, encode_ack, encode_frame
 from kv_transfer.transport import Fence
+from tests.unit.kv_transfer.doubles import quick
 
 BLOCK_BYTES = 32
 epochs = st.integers(0, 2**64 - 1).map(Epoch)
@@ -22,6 +23,7 @@ payloads = st.integers(1, 5).flatmap(lambda n: st.binary(min_size=n * BLOCK_BYTE
 FENCE = Fence(Epoch(1), Epoch(2), TicketId(bytes(range(16)).hex()))
 
 
+@quick
 @given(fences, st.integers(0, 2**32 - 1), payloads)
 def test_a_frame_keeps_all_it_carries(fence: Fence, first_index: int, payload: bytes) -> None:
     num_blocks = len(payload) // BLOCK_BYTES
@@ -54,6 +56,7 @@ def test_decoding_copies_no_payload() -> None:
     assert decode_frame(data).payload.obj is data
 
 
+@quick
 @given(payloads, st.data())
 def test_any_changed_byte_is_noticed(payload: bytes, draw: st.DataObject) -> None:
     data = bytearray(encode_frame(FENCE, 3, len(payload) // BLOCK_BYTES, payload)[0])
@@ -63,6 +66,7 @@ def test_any_changed_byte_is_noticed(payload: bytes, draw: st.DataObject) -> Non
         decode_frame(bytes(data)).verify(BLOCK_BYTES)
 
 
+@quick
 @given(payloads, st.data())
 def test_a_shortened_frame_is_noticed(payload: bytes, draw: st.DataObject) -> None:
     data = encode_frame(FENCE, 3, len(payload) // BLOCK_BYTES, payload)[0]
@@ -70,6 +74,7 @@ def test_a_shortened_frame_is_noticed(payload: bytes, draw: st.DataObject) -> No
         decode_frame(data[: draw.draw(st.integers(0, len(data) - 1))]).verify(BLOCK_BYTES)
 
 
+@quick
 @given(st.binary(max_size=200))
 def test_random_bytes_are_no_frame_and_no_acknowledgement_of_success(data: bytes) -> None:
     with pytest.raises(TransferCorrupt):
@@ -95,6 +100,7 @@ def test_a_frame_of_a_later_format_is_refused() -> None:
         decode_frame(data)
 
 
+@quick
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
 def test_an_acknowledgement_keeps_its_range(first_index: int, num_blocks: int) -> None:
     assert decode_ack(encode_ack(Ack(first_index, num_blocks))) == Ack(first_index, num_blocks)

@@ -14,7 +14,7 @@ from core.block_hash import BlockHash
 from core.jobs import WatchEvent
 from core.worker_status import BlockEvent, BlockEventKind, WorkerStatus
 from kv_transfer.feed import Feed, hash_digest
-from tests.unit.kv_transfer.doubles import DECODE, in_virtual_time, until
+from tests.unit.kv_transfer.doubles import DECODE, in_virtual_time, quick, until
 
 
 def name(number: int) -> BlockHash:
@@ -215,6 +215,7 @@ changes = st.one_of(
 )
 
 
+@quick
 @given(st.lists(st.lists(changes, max_size=4), max_size=30), st.integers(0, 29))
 def test_any_watcher_of_any_history_ends_with_the_true_set(
     batches: Sequence[Sequence[BlockEvent | None]], joined_at: int

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kv_transfer.push_queue import BlockRun, PushQueue
+from tests.unit.kv_transfer.doubles import quick
 
 
 def queue(num_blocks: int, frame_blocks: int = 4, window_blocks: int = 8) -> PushQueue:
@@ -99,6 +100,7 @@ def test_a_leased_block_that_changed_between_two_sendings_is_a_bug_that_asserts(
         pushes.sent(run, 18)
 
 
+@quick
 @given(
     st.integers(1, 40),
     st.sets(st.integers(0, 39)),

@@ -27,6 +27,7 @@ from tests.unit.kv_transfer.doubles import (
     failure_of,
     in_virtual_time,
     make_ticket,
+    quick,
 )
 
 SOURCE = ByteStore(64, seed=3)
@@ -323,6 +324,7 @@ async def test_a_write_to_an_expired_reservation_ends_the_ticket_here_too() -> N
     assert end.counted("baton_kv_transfer_bytes_total", transport="loopback") == 0
 
 
+@quick
 @given(st.integers(0, 2**32))
 def test_decode_never_gets_a_byte_that_prefill_did_not_send_there(seed: int) -> None:
     @in_virtual_time

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
@@ -43,6 +43,7 @@ from tests.unit.kv_transfer.doubles import (
     failure_of,
     in_virtual_time,
     make_ticket,
+    quick,
     until,
 )
 
@@ -549,7 +550,7 @@ async def test_a_session_that_failed_tells_decode_before_its_silence_rule_would(
 # ---------------------------------------------------------------- anything
 
 
-@settings(max_examples=60)
+@quick
 @given(st.data())
 def test_under_random_trouble_all_arrives_or_the_failure_is_typed_and_decode_is_free(
     draw: st.DataObject,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from core.block_hash import BlockHash
@@ -164,3 +165,7 @@ def tickets(draw: st.DrawFn) -> HandoffTicket:
         num_growth_tokens=draw(counts),
         is_prefix_cache_read=draw(st.booleans()),
     )
+
+
+# a busy machine is no failure
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

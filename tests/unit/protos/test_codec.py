@@ -20,6 +20,7 @@ def over_the_wire(message: Any) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
+@strategies.quick
 @given(strategies.prefill_jobs(), strategies.epochs)
 def test_a_prefill_job_keeps_every_field(job: PrefillJob, epoch: Epoch) -> None:
     message = over_the_wire(codec.prefill_request(job, epoch))
@@ -27,11 +28,13 @@ def test_a_prefill_job_keeps_every_field(job: PrefillJob, epoch: Epoch) -> None:
     assert message.receiver_epoch == epoch
 
 
+@strategies.quick
 @given(strategies.prefill_results)
 def test_a_prefill_result_keeps_every_field(result: PrefillResult) -> None:
     assert codec.prefill_result(over_the_wire(codec.prefill_reply(result))) == result
 
 
+@strategies.quick
 @given(strategies.generate_jobs(), strategies.epochs)
 def test_a_generate_job_keeps_every_field(job: GenerateJob, epoch: Epoch) -> None:
     message = over_the_wire(codec.generate_request(job, epoch))
@@ -39,11 +42,13 @@ def test_a_generate_job_keeps_every_field(job: GenerateJob, epoch: Epoch) -> Non
     assert message.receiver_epoch == epoch
 
 
+@strategies.quick
 @given(strategies.generate_events)
 def test_a_generate_event_keeps_every_field(event: GenerateEvent) -> None:
     assert codec.decode_generate_event(over_the_wire(codec.encode_generate_event(event))) == event
 
 
+@strategies.quick
 @given(strategies.cancel_jobs, strategies.epochs)
 def test_a_cancel_job_keeps_every_field(job: CancelJob, epoch: Epoch) -> None:
     message = over_the_wire(codec.cancel_request(job, epoch))
@@ -51,6 +56,7 @@ def test_a_cancel_job_keeps_every_field(job: CancelJob, epoch: Epoch) -> None:
     assert message.receiver_epoch == epoch
 
 
+@strategies.quick
 @given(strategies.watch_events)
 def test_a_watch_event_keeps_every_field(event: WatchEvent) -> None:
     assert codec.decode_watch_event(over_the_wire(codec.encode_watch_event(event))) == event

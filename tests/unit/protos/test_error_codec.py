@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from core import errors
 from protos import inference_pb2 as pb
 from protos.error_codec import decode_error, encode_error
+from tests.unit.protos.strategies import quick
 
 KINDS = [
     kind
@@ -23,6 +24,7 @@ details = st.dictionaries(
 )
 
 
+@quick
 @given(st.sampled_from(KINDS), texts, details)
 def test_an_error_keeps_its_code_its_text_and_its_details(
     kind: type[errors.ServingError], message: str, facts: dict[str, str | int | float | None]
@@ -46,6 +48,7 @@ def test_an_unknown_code_becomes_a_plain_error_that_keeps_the_text() -> None:
     assert "hello" in decoded.message
 
 
+@quick
 @given(st.binary(max_size=60))
 def test_any_bytes_give_an_error_and_never_raise(data: bytes) -> None:
     assert isinstance(decode_error(data), errors.ServingError)

@@ -16,6 +16,7 @@ from protos import kv_transfer_pb2 as pb
 from tests.unit.protos import strategies
 
 
+@strategies.quick
 @given(strategies.tickets(), strategies.seconds, strategies.epochs)
 def test_an_offer_keeps_every_field_of_the_ticket(
     ticket: HandoffTicket, time_left_s: float, epoch: Epoch
@@ -27,6 +28,7 @@ def test_an_offer_keeps_every_field_of_the_ticket(
     assert message.receiver_epoch == epoch
 
 
+@strategies.quick
 @given(strategies.layouts)
 def test_a_layout_keeps_its_fingerprint(layout: KVLayout) -> None:
     assert (
