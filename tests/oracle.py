@@ -149,7 +149,7 @@ def load_oracle(folder: Path) -> Any:
 
 @torch.inference_mode()
 def oracle_logits(folder: Path, ids: Sequence[int], num_last: int = 0) -> torch.Tensor:
-    """Reference logits after each token of ``ids`` (its last ``num_last`` if given): ``[n, vocab_size]``, fp32."""
+    """Reference logits after each token of ``ids`` (or its last ``num_last``): fp32 ``[n, vocab_size]``."""
     model = load_oracle(folder)
     result = model(torch.tensor([list(ids)]), logits_to_keep=num_last, use_cache=False)
     logits: torch.Tensor = result.logits[0]
