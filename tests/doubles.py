@@ -5,6 +5,8 @@ Everything else in the tests is the real part.
 
 from __future__ import annotations
 
+import asyncio
+
 
 class FakeClock:
     """A clock that moves only when it is told to."""
@@ -17,3 +19,38 @@ class FakeClock:
 
     def advance(self, seconds: float) -> None:
         self._now += seconds
+
+
+class FakeTime(FakeClock):
+    """A clock with sleepers: whoever sleeps wakes when the clock is moved past its moment."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        super().__init__(now)
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    async def sleep(self, seconds: float) -> None:
+        wake = asyncio.get_running_loop().create_future()
+        entry = (self.now() + seconds, wake)
+        self._sleepers.append(entry)
+        try:
+            await wake
+        finally:
+            self._sleepers.remove(entry)
+
+    async def pass_by(self, seconds: float) -> None:
+        """Move on, waking sleepers in order and letting everything that can run do so in between."""
+        end = self.now() + seconds
+        await settle()
+        while due := [entry for entry in self._sleepers if entry[0] <= end and not entry[1].done()]:
+            at, wake = min(due, key=lambda entry: entry[0])
+            self.advance(max(0.0, at - self.now()))
+            wake.set_result(None)
+            await settle()
+        self.advance(end - self.now())
+        await settle()
+
+
+async def settle(rounds: int = 50) -> None:
+    """Let all tasks run until they wait for something from outside."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
