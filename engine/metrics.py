@@ -2,8 +2,8 @@
 
 Owns the Prometheus series of sequences, KV blocks, tokens and steps, and the running averages that a
 WorkerStatus carries. It does not own the bridge's series (`kv_transfer.metrics`) nor a role's tickets.
-Written on the step thread; scraped from any thread. Labels: `role` and the configured `model`, never a value
-that a client can invent.
+Written on the step thread, `observe_generated` on any; scraped from any thread. Labels are `role` and the
+configured `model`, never a value that a client can invent.
 """
 
 from __future__ import annotations
@@ -95,9 +95,7 @@ class EngineMetrics:
         self._prefill_seconds = 0.0
 
     def observe_status(self, status: WorkerStatus) -> None:
-        """Set all load gauges; called after each step and at each tick, so they fall to zero without new
-        traffic.
-        """
+        """Set all load gauges. Called after each step and at each tick: they fall without new traffic."""
         self._running.set(status.num_running)
         self._waiting.set(status.num_waiting)
         self._waiting_tokens.set(status.num_waiting_tokens)
@@ -112,9 +110,7 @@ class EngineMetrics:
         self._leak.set(difference)
 
     def observe_start(self, sequence: Sequence) -> None:
-        """A sequence was started on this worker by reading its prompt. Restarts after a preemption do not
-        count again.
-        """
+        """A sequence starts by reading its prompt. A restart after a preemption does not count again."""
         if sequence.num_preemptions:
             return
         self._prompt_tokens.inc(sequence.num_prompt_tokens)
@@ -135,9 +131,7 @@ class EngineMetrics:
         self._finished[reason].inc()
 
     def observe_step(self, seconds: float, num_prefill_tokens: int) -> None:
-        """A step took `seconds` and computed `num_prefill_tokens` tokens of prompts (0 in a step of decoding
-        only).
-        """
+        """A step took `seconds` and computed `num_prefill_tokens` tokens of prompts, 0 if it only decoded."""
         self._steps.observe(seconds)
         self._step_count = self._step_count * _DECAY + 1.0
         self._step_seconds = self._step_seconds * _DECAY + seconds

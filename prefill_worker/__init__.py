@@ -1,3 +1,1 @@
-"""The prefill role of a worker: reads prompts in chunks, samples the first token, hands the KV over while it
-is being computed.
-"""
+"""The prefill role of a worker: reads prompts in chunks, hands their KV over, samples first tokens."""

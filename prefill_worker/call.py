@@ -21,15 +21,12 @@ from prefill_worker.prompt import Prompt
 
 _log = logging.getLogger(__name__)
 
-
 OnGranted = Callable[[TicketId], None]
 OnClosed = Callable[[TicketId, TicketState], None]
 
 
 class PrefillCall:
-    """A call from its admission until both its reply and its ticket have ended. Every method runs on the IO
-    loop.
-    """
+    """A call from its admission until its reply and its ticket have ended. Lives on the IO loop."""
 
     def __init__(self, prompt: Prompt, on_granted: OnGranted, on_closed: OnClosed) -> None:
         self.prompt = prompt
@@ -53,9 +50,7 @@ class PrefillCall:
         return self.reply.done() and (self.handoff is None or self.handoff.done())
 
     def start_handoff(self, ticket: HandoffTicket, session: SendSession) -> asyncio.Task[None]:
-        """Offer the ticket; the task ends when nobody reads the ticket's blocks any more, and has reported
-        so.
-        """
+        """Offer the ticket. The task reports when nobody reads its blocks any more, and ends after that."""
         self._session = session
         self.handoff = asyncio.get_running_loop().create_task(
             self._hand_over(ticket, session), name=f"handoff {ticket.ticket_id}"

@@ -46,9 +46,7 @@ def _delta(
 def _finish_reason(
     sequence: Sequence, sample_index: int, token: SampledToken, eos_token_ids: frozenset[int]
 ) -> FinishReason | None:
-    """Whether `token` ends the sample; `sequence` itself stays as it is, since its length is that of the
-    ticket.
-    """
+    """Whether `token` ends the sample. `sequence` keeps its length, which is that of the ticket."""
     continued = Sequence(
         sequence.request, sample_index, [*sequence.token_ids, token.token_id], sequence.max_context
     )

@@ -36,23 +36,19 @@ class PromptListener(Protocol):
     """Who is told about prompts. Called on the step thread, in order; returns at once."""
 
     def started(self, prompt: Prompt, ticket: HandoffTicket) -> None:
-        """The first chunk is scheduled: offer the ticket now. Each such ticket has to be closed, whatever
-        happens.
-        """
+        """The first chunk is scheduled: offer the ticket now. It has to be closed, whatever happens."""
 
     def blocks_ready(self, prompt: Prompt, first_index: int, block_ids: tuple[int, ...]) -> None:
         """Leased blocks that hold their final content."""
 
     def computed(self, prompt: Prompt, result: PrefillResult, is_finished: bool) -> None:
-        """All blocks are ready and the first tokens sampled; `is_finished`: no sample goes on, the ticket is
-        not wanted.
-        """
+        """First tokens are sampled, and all blocks ready unless `is_finished`: then no sample goes on."""
 
     def failed(self, prompt: Prompt, error: ServingError) -> None:
         """The prompt is gone, with this error."""
 
     def expired(self, ticket_id: TicketId) -> None:
-        """The ticket has ended here by silence; its reading has to stop and be closed."""
+        """The ticket's deadline has passed; its reading has to stop and be closed."""
 
 
 class PrefillLoop:
@@ -101,9 +97,7 @@ class PrefillLoop:
             self._outbox.remember(ticket_id, prompt.deadline_at)
 
     def cancel(self, prompt: Prompt, error: ServingError) -> None:
-        """Stop computing `prompt` and give its blocks back; what the bridge reads stays leased until the
-        ticket is closed.
-        """
+        """Stop computing `prompt` and free its blocks, except those that its ticket still reads."""
         self._end(prompt, error)
 
     def refuse_late(self, ticket_id: TicketId, lifetime_s: float) -> None:
@@ -115,13 +109,15 @@ class PrefillLoop:
         self._outbox.grant(ticket_id)
 
     def closed(self, ticket_id: TicketId, state: TicketState) -> None:
-        """Nobody reads the ticket's blocks any more; it ended as `state` (unless it had expired here). A
-        prompt still computed for it stops.
+        """Nobody reads the ticket's blocks any more; it ended as `state`, unless it had expired here.
+
+        A prompt that is still computed for it stops.
         """
         now = self._clock.now()
         self.progress_at = now
         self._outbox.end(ticket_id, state)
         self._outbox.close(ticket_id, now)
+        self._observe_tickets()
         prompt = self._tickets.pop(ticket_id, None)
         if prompt is not None:
             self._end(prompt, Cancelled("the handoff of this prompt has ended"))
@@ -164,7 +160,7 @@ class PrefillLoop:
             self.progress_at = now
         self._observe_slots(now)
         self._metrics.observe_status(self.status())
-        self._ticket_metrics.observe(self._outbox.num_by_state(), self._outbox.num_ended)
+        self._observe_tickets()
 
     def check(self) -> None:
         """Assert that each block's holders are the prompts and leases that list it."""
@@ -260,7 +256,6 @@ class PrefillLoop:
         is_finished = all(delta.finish_reason is not None for delta in deltas)
         if prompt.is_handed_over and not is_finished:
             self._lease_blocks(prompt, len(prompt.sequence.block_table), is_last=True)
-        self._metrics.observe_generated(len(sampled))
         for delta in deltas:
             self._metrics.observe_finish(delta.finish_reason.value if delta.finish_reason else "handed_over")
         self._forget(prompt)
@@ -293,6 +288,9 @@ class PrefillLoop:
         for prompt in self._scheduler.running:
             yield prompt.sequence.block_table
         yield from self._outbox.tables()
+
+    def _observe_tickets(self) -> None:
+        self._ticket_metrics.observe(self._outbox.num_by_state(), self._outbox.num_ended)
 
     def _observe_slots(self, now: float) -> None:
         sequences = [prompt.sequence for prompt in self._scheduler.running]

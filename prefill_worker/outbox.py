@@ -46,8 +46,9 @@ class Lease:
 
 
 class Outbox:
-    """All leases by ticket. Every message may come twice or late: a transition that the automaton forbids
-    changes nothing.
+    """All leases by ticket.
+
+    Every message may come twice or late: a transition that the automaton forbids changes nothing.
     """
 
     def __init__(self, allocator: BlockHolder, memory_s: float = 60.0) -> None:
@@ -79,9 +80,7 @@ class Outbox:
             self._advance(ticket_id, TicketState.SENDING)
 
     def add_blocks(self, ticket_id: TicketId, block_ids: Sequence[int], is_last: bool = False) -> None:
-        """Hold the next blocks of the ticket until its reading ends. Only full blocks, and with `is_last` the
-        tail.
-        """
+        """Hold the ticket's next blocks until its reading ends: full ones, and with `is_last` the tail."""
         lease = self._leases[ticket_id]
         assert not lease.has_ended, "an ended ticket takes no more blocks"
         assert not lease.is_sealed, "all blocks of the ticket are leased already"
@@ -112,9 +111,7 @@ class Outbox:
         self._past[ticket_id] = max(lease.deadline_at, now + self._memory_s)
 
     def remember(self, ticket_id: TicketId, until: float, is_cancelled: bool = False) -> None:
-        """Refuse a prefill of `ticket_id` until then: one was admitted, or (`is_cancelled`) its cancellation
-        overtook it.
-        """
+        """Refuse a prefill of `ticket_id` until then: one was admitted, or its cancellation came first."""
         self._past[ticket_id] = until
         if is_cancelled:
             self._cancelled.add(ticket_id)

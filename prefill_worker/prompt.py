@@ -43,8 +43,9 @@ class Prompt:
 
 
 def new_prompt(job: PrefillJob, max_context: int, vocab_size: int, now: float) -> Prompt:
-    """The prompt of a job that this model can read. Raises InvalidRequest (naming the field) or
-    ContextTooLong.
+    """The prompt of a job that this model can read.
+
+    Raises InvalidRequest (naming the field) or ContextTooLong.
     """
     request = job.request
     emitted = _emitted(job)

@@ -56,6 +56,7 @@ class PrefillWorker:
         self._status_at = float("-inf")
         self._was_busy = False
         self._feed = Feed()
+        self._metrics = EngineMetrics(self.registry, ref.role, config.model)
         self._sender = Sender(
             runner.cache.pool, ref, connect, clock, TransferMetrics(self.registry), config.bridge
         )
@@ -73,7 +74,7 @@ class PrefillWorker:
             ref,
             clock,
             self._mailbox,
-            EngineMetrics(self.registry, ref.role, config.model),
+            self._metrics,
             TicketMetrics(self.registry),
         )
         self._thread = StepThread(f"step {ref.worker_id}", self._loop.step, self._tick)
@@ -121,6 +122,11 @@ class PrefillWorker:
         """The step thread lives, and if there is work it gets on with it."""
         return self._thread.is_alive and self._clock.now() < self._loop.progress_at + self._config.stall_s
 
+    @property
+    def num_calls(self) -> int:
+        """Calls whose reply or ticket has not ended."""
+        return len(self._calls)
+
     # ------------------------------------------------------------ the surface
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
@@ -139,7 +145,7 @@ class PrefillWorker:
         try:
             async with asyncio.timeout(job.time_left_s):
                 await self._thread.call(partial(self._loop.admit, prompt))
-                return await call.reply
+                result = await call.reply
         except TimeoutError:
             error = DeadlineExceeded("the deadline passed before the first token")
             self._abandon(call, error)
@@ -150,15 +156,16 @@ class PrefillWorker:
         finally:
             # refused at admission, or given up: nobody will answer any more
             call.reply.cancel()
+        # counted only now: tokens of a refused handoff are sampled again elsewhere
+        self._metrics.observe_generated(sum(len(delta.token_ids) for delta in result.deltas))
+        return result
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         """Raises InvalidRequest: this worker's role is to prefill."""
         raise InvalidRequest("this worker prefills, it does not generate", param="worker")
 
     async def cancel(self, job: CancelJob) -> None:
-        """Stop what is done for the ticket, or without one for the request; aborts the ticket, frees the
-        blocks.
-        """
+        """Stop what is done for the ticket, or without one for the whole request; abort and free."""
         calls = self._calls.matching(job)
         for call in calls:
             self._abandon(call, Cancelled(job.reason))

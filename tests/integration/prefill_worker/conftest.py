@@ -79,11 +79,11 @@ class Site:
                 await asyncio.sleep(0.005)
 
     async def settle(self) -> None:
-        """Wait until no block is held, checking every block's holders all the while; then see the gauges
-        fall.
+        """Wait until all calls have ended and no block is held, checking every block's holders meanwhile;
+        then see the gauges fall.
         """
         async with asyncio.timeout(5):
-            while self.runner.cache.allocator.num_held:
+            while self.worker.num_calls or self.runner.cache.allocator.num_held:
                 await self.worker.check()
                 await asyncio.sleep(0.005)
         await self.worker.check()

@@ -203,7 +203,7 @@ async def test_the_first_token_waits_for_the_grant_and_not_for_the_transfer(make
     site = await make_site()
     site.decode.door.clear()
     call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(20))))
-    await site.until(lambda: site.value("baton_generated_tokens_total") == 1)
+    await site.until(lambda: site.value("baton_sequences_finished_total", reason="handed_over") == 1)
     await asyncio.sleep(0.05)
     assert not call.done()
     site.decode.door.set()
@@ -224,7 +224,8 @@ async def test_a_refused_offer_fails_the_call_at_once_and_what_was_computed_stay
         await call
     assert caught.value.details["worker_id"] == "d0"
     await site.settle()
-    assert site.value("baton_generated_tokens_total") == 0, "computing stopped"
+    assert site.value("baton_sequences_finished_total", reason="cancelled") == 1, "computing stopped"
+    assert site.value("baton_generated_tokens_total") == 0
     site.decode.refusal = None
     result = await site.worker.prefill(site.job(prompt_ids(480)))
     assert 0 < result.num_cached_tokens < 480
