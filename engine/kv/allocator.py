@@ -107,14 +107,17 @@ class BlockAllocator:
                 self._retire(block_id)
         self._emit()
 
-    def publish(self, block_id: int, block_hash: BlockHash, parent: BlockHash | None) -> bool:
-        """Name a held, full, verified block; it is never written again. `parent` is None for the first block
-        of a prompt.
+    def publish(self, block_id: int, block_hash: BlockHash, parent_block: int | None) -> bool:
+        """Name a held, full, verified block; it is never written again.
 
-        Names are published in the order of the table. False (nothing changes) if the parent's name is not
-        present, for such a block could never be found, or if the name is known with another parent.
+        `parent_block` is the block before it in the same table, None for the first. False (nothing changes)
+        if that one has no name, for then this one could never be found, or if the name is known with another
+        parent.
         """
         assert self._holders[block_id] > 0, f"block {block_id} is published but not held"
+        parent = None if parent_block is None else self.prefix_cache.name_of(parent_block)
+        if parent_block is not None and parent is None:
+            return False
         duplicates = self.prefix_cache.copies(block_hash)
         if not self.prefix_cache.add(block_id, block_hash, parent):
             return False

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 
-from core.block_hash import BlockHash, child_hash, root_hash, token_bytes
+from core.block_hash import BlockHash, child_hash, hash_blocks, root_hash, token_bytes
+from core.errors import TransferCorrupt
 from core.kv_layout import KVLayout
 from core.request import Request
 from engine.kv.allocator import BlockAllocator
@@ -98,12 +99,10 @@ class KVCache:
         size = self.layout.block_size
         block_hashes = sequence.block_hashes
         for index in range(len(block_hashes), sequence.num_computed_tokens // size):
-            parent = block_hashes[-1] if block_hashes else None
+            parent = block_hashes[-1] if block_hashes else self.hash_root(sequence.request)
             tokens = token_bytes(sequence.token_ids[index * size : (index + 1) * size])
-            name = child_hash(parent or self.hash_root(sequence.request), tokens)
-            block_hashes.append(name)
-            if self.enable_prefix_cache:
-                self.allocator.publish(sequence.block_table[index], name, parent)
+            block_hashes.append(child_hash(parent, tokens))
+            self._publish(sequence.block_table, index, block_hashes[-1])
 
     def release(self, sequence: Sequence) -> None:
         """Give all blocks back (finished, cancelled or preempted); nothing of the sequence is computed any
@@ -181,13 +180,8 @@ class KVCache:
 
     def publish_reserved(self, reservation: Reservation) -> None:
         """After a verified commit: the full blocks become findable."""
-        if not self.enable_prefix_cache:
-            return
-        parent: BlockHash | None = None
-        for index, name in enumerate(reservation.block_hashes):
-            if index not in reservation.held:
-                self.allocator.publish(reservation.table[index], name, parent)
-            parent = name
+        for index in range(len(reservation.held), len(reservation.block_hashes)):
+            self._publish(reservation.table, index, reservation.block_hashes[index])
 
     def abandon(self, reservation: Reservation) -> None:
         """Give a reservation's blocks back; published ones stay cached."""
@@ -197,12 +191,15 @@ class KVCache:
         """Turn a committed reservation into the tables of its samples, at most as many as were reserved for.
 
         Samples after the first get their copy of the tail. Blocks of samples that do not come are given back.
+        Raises TransferCorrupt, and leaves the reservation as it is, if its names are not those of the
+        sequences' tokens.
         """
         num_full = len(reservation.block_hashes)
         assert sequences
+        for sequence in sequences:
+            self._check_names(reservation, sequence)
         for index, sequence in enumerate(sequences):
             assert not sequence.block_table
-            assert sequence.num_tokens >= reservation.num_tokens
             if index == 0:
                 sequence.block_table = list(reservation.table)
             else:
@@ -234,6 +231,16 @@ class KVCache:
             parent = child_hash(parent, token_bytes(sequence.token_ids[end - size : end]))
             names.append(parent)
             yield parent
+
+    def _publish(self, table: Items[int], index: int, name: BlockHash) -> None:
+        if self.enable_prefix_cache:
+            self.allocator.publish(table[index], name, table[index - 1] if index > 0 else None)
+
+    def _check_names(self, reservation: Reservation, sequence: Sequence) -> None:
+        tokens = sequence.token_ids[: reservation.num_tokens]
+        names = hash_blocks(self.hash_root(sequence.request), tokens, self.layout.block_size)
+        if len(tokens) != reservation.num_tokens or tuple(names) != reservation.block_hashes:
+            raise TransferCorrupt("the blocks that were handed over are not those of the request")
 
     def _copy_tail(self, source: Items[int], target: Items[int], num_tokens: int) -> None:
         num_full, num_tail = divmod(num_tokens, self.layout.block_size)

@@ -73,14 +73,11 @@ class PrefixCache:
         return iter(self._names.items())
 
     def add(self, block_id: int, block_hash: BlockHash, parent: BlockHash | None) -> bool:
-        """Publish the block; False (nothing changes) if `parent` is not present, or is not the one that the
-        name came with.
-
-        `parent` is None for a first block.
+        """Publish the block under a name whose parent is present; False (nothing changes) if the name is
+        known with another parent. `parent` is None for a first block.
         """
         assert block_id not in self._names, f"block {block_id} has a name already"
-        if parent is not None and parent not in self._copies:
-            return False
+        assert parent is None or parent in self._copies, "the parent of a name is published first"
         copies = self._copies.get(block_hash)
         if copies is not None:
             if self._parents[block_hash] != parent:

@@ -16,7 +16,8 @@ class Reservation:
 
     `table` holds the prompt's blocks in order, then the first sample's room to grow. `sample_tables[i]` are
     the blocks that sample i + 1 has for itself: a copy of the tail, if there is one, and its own room. `held`
-    are the indexes into `table` whose content was here already; they are shared and must not be written.
+    are the indexes into `table` whose content was here already, always the first ones; they are shared and
+    must not be written.
     """
 
     num_tokens: int
