@@ -11,13 +11,15 @@ from pathlib import Path
 
 from cluster.config import BatonConfig
 from cluster.steps import Steps
+from engine.model.config import ModelConfig
 from engine.model.source import resolve_model
 
 
 def prepare_model(config: BatonConfig, steps: Steps) -> BatonConfig:
     """Resolve the model of each kind of worker, and settle the name it is served under.
 
-    Raises InvalidConfig naming a model that is not there.
+    Raises InvalidConfig naming a model that is not there or not supported, so that no worker has to be
+    started to find out.
     """
     names = (config.prefill_engine.model, config.decode_engine.model)
     folders = {name: _prepared(name, steps) for name in dict.fromkeys(names)}
@@ -35,4 +37,6 @@ def prepare_model(config: BatonConfig, steps: Steps) -> BatonConfig:
 
 def _prepared(name: str, steps: Steps) -> Path:
     with steps.step(f"preparing the model {name}") as tell:
-        return resolve_model(name, lambda what, fraction: tell(f"{what} {fraction:.0%}"))
+        folder = resolve_model(name, lambda what, fraction: tell(f"{what} {fraction:.0%}"))
+        ModelConfig.from_folder(folder)  # refuses an architecture that the engine does not know
+        return folder

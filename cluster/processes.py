@@ -37,15 +37,16 @@ def wait_until_gone(processes: Iterable[psutil.Process], timeout_s: float) -> se
     return set(alive)
 
 
-def end_processes(processes: Iterable[psutil.Process], grace_s: float) -> int:
-    """SIGTERM, `grace_s`, then SIGKILL. Returns how many were still alive when called."""
+def end_processes(processes: Iterable[psutil.Process], grace_s: float) -> set[psutil.Process]:
+    """SIGTERM, `grace_s`, then SIGKILL. Returns those that had to be killed."""
     alive = [process for process in processes if process.is_running()]
     for process in alive:
         _signal(process, is_hard=False)
-    for process in wait_until_gone(alive, grace_s):
+    stubborn = wait_until_gone(alive, grace_s)
+    for process in stubborn:
         _signal(process, is_hard=True)
-    psutil.wait_procs(alive, timeout=5.0)
-    return len(alive)
+    psutil.wait_procs(stubborn, timeout=5.0)
+    return stubborn
 
 
 def _signal(process: psutil.Process, is_hard: bool) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.ports import free_ports
-from cluster.processes import end_processes, processes_of_run, wait_until_gone
+from cluster.processes import end_processes, processes_of_run
 from cluster.ray_environment import IngressPorts, serve_environment
 
 APP_NAME = "baton"
@@ -25,6 +26,8 @@ _LOGICAL_CPUS = (
     64  # our actors ask for none by default: placing them is not a question of cores on one machine
 )
 _END_GRACE_S = 5.0
+
+_OWN_ERROR = re.compile(r"^core\.errors\.\w+: (.+)$", re.MULTILINE)
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +95,7 @@ class RayCluster:
             return False
         if application.status is ApplicationStatus.DEPLOY_FAILED:
             reasons = [status.message for status in application.deployments.values() if status.message]
-            raise StartFailed("\n".join(reasons or [application.message]))
+            raise StartFailed(_own_words("\n".join(reasons or [application.message])))
         return application.status is ApplicationStatus.RUNNING
 
     def summary(self) -> str:
@@ -108,28 +111,38 @@ class RayCluster:
             parts.append(f"{name} {counts.get('RUNNING', 0)} of {sum(counts.values())}")
         return ", ".join(parts)
 
-    def stop(self, timeout_s: float) -> None:
-        """Let streams end, stop Serve and Ray, then make sure that no process of the run is left."""
+    def stop(self) -> None:
+        """Let open streams end, then end every process of the run.
+
+        Deleting the application is what drains it. Serve's own shutdown is left out: there is nothing left
+        that it would spare, and it ends with Ray reporting the controller's death as an error.
+        """
         import ray
         from ray import serve
 
         ours = processes_of_run(self._run_dir, os.getpid())
         try:
             if ray.is_initialized():
-                serve.delete(APP_NAME, _blocking=True)
-                serve.shutdown()
+                serve.delete(APP_NAME)
         except Exception:  # noqa: BLE001 - logged, and the processes are ended below whatever it was
-            _log.exception("Ray Serve did not stop by itself; ending its processes")
+            _log.exception("Ray Serve did not stop the application; ending its processes")
         finally:
             ray.shutdown()
         ours |= processes_of_run(self._run_dir, os.getpid())
-        num_ended = end_processes(wait_until_gone(ours, timeout_s), _END_GRACE_S)
-        if num_ended:
-            _log.warning("ended %d processes that had not stopped by themselves", num_ended)
+        for process in end_processes(ours, _END_GRACE_S):
+            _log.warning("process %d had to be killed", process.pid)
 
     def end(self) -> None:
         """End every process of the run at once; open streams break."""
         end_processes(processes_of_run(self._run_dir, os.getpid()), grace_s=1.0)
+
+
+def _own_words(report: str) -> str:
+    """What our own errors said, out of the tracebacks in which Serve reports a failed constructor; else all
+    of it.
+    """
+    said = dict.fromkeys(_OWN_ERROR.findall(report))
+    return "\n".join(said) if said else report
 
 
 @contextmanager

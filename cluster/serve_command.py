@@ -21,17 +21,21 @@ from cluster.run_directory import ServeNote, create_run_directory, remove_run_di
 from cluster.sample import QUESTION, curl_line, stream_sample, wait_until_ready
 from cluster.steps import Steps
 from cluster.stopper import Stopper, StopRequested
+from core.errors import ServingError
 
-_STOP_TIMEOUT_S = 10.0
 _STATUS_PERIOD_S = 0.5
 
 
 def serve(config: BatonConfig, console: Console) -> int:
-    """Start everything, stay until a signal, stop everything. Returns the exit status."""
+    """Start everything, stay until a signal, stop everything. Returns the exit status.
+
+    After a failed start the run's folder stays, with Ray's logs in it, until `baton stop` clears it away.
+    """
     stopper = Stopper()
     stopper.install()
     run_dir = create_run_directory()
     cluster: RayCluster | None = None
+    has_failed = False
     try:
         with stopper.raising():
             port = choose_port(config.cluster.host, config.cluster.port)
@@ -46,10 +50,16 @@ def serve(config: BatonConfig, console: Console) -> int:
         stopper.requested.wait()
     except StopRequested:
         console.print("stopped before the start was complete")
+    except (StartFailed, ServingError) as error:
+        if cluster is None:
+            raise
+        console.print(f"[red]the start failed:[/] {escape(str(error))}\nlogs: {run_dir}/r", soft_wrap=True)
+        has_failed = True
     finally:
-        _stop(cluster, config, console, stopper)
-        remove_run_directory(run_dir)
-    return 0
+        _stop(cluster, console, stopper)
+        if not has_failed:
+            remove_run_directory(run_dir)
+    return 1 if has_failed else 0
 
 
 def base_url(host: str, port: int) -> str:
@@ -92,13 +102,13 @@ def _await_answer(config: BatonConfig, url: str, steps: Steps) -> str:
             raise StartFailed(f"the service does not become ready: {error}") from error
 
 
-def _stop(cluster: RayCluster | None, config: BatonConfig, console: Console, stopper: Stopper) -> None:
+def _stop(cluster: RayCluster | None, console: Console, stopper: Stopper) -> None:
     """A further signal meanwhile ends the processes without waiting for streams."""
     if cluster is None:
         return
     stopper.requested.clear()
     try:
         with stopper.raising(), Steps(console).step("stopping"):
-            cluster.stop(config.cluster.drain_timeout_s + _STOP_TIMEOUT_S)
+            cluster.stop()
     except StopRequested:
         cluster.end()

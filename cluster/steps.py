@@ -41,6 +41,6 @@ class Steps:
             nonlocal last
             if what != last:
                 last = what
-                self._console.print(f"    {what}", highlight=False, markup=False)
+                self._console.print(f"    {what}", highlight=False, markup=False, soft_wrap=True)
 
         return tell
