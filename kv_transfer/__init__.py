@@ -1,3 +1,1 @@
-"""The bridge: moves KV blocks of a ticket from a prefill worker to a decode worker. Knows tickets and blocks,
-not sequences.
-"""
+"""The bridge: moves a ticket's KV blocks from prefill to decode. Knows tickets and blocks, not sequences."""

@@ -1,5 +1,4 @@
-"""Frames and acknowledgements of a push, as `protos/kv_transfer.proto` draws them: header + raw payload, no
-protobuf.
+"""Frames and acknowledgements of a push, as `protos/kv_transfer.proto` draws them: header + raw payload.
 
 A payload is copied once here, when header and payload are joined; decoding copies nothing. Pure functions;
 usable from any thread.
@@ -33,9 +32,7 @@ _WRITTEN, _REFUSED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Consecutive blocks `first_index` … of a ticket. The header is verified, the payload not before `verify`
-    was called.
-    """
+    """Consecutive blocks of a ticket. The header is verified, the payload not before `verify` was called."""
 
     fence: Fence
     first_index: int
@@ -96,9 +93,7 @@ def encode_frame(
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
-    """The frame in `data`, a view of it; TransferCorrupt when the header is not intact or the length is not
-    the header's.
-    """
+    """A view of `data`. Raises TransferCorrupt when its header is damaged or its length is wrong."""
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
         raise TransferCorrupt(f"a frame of {len(view)} bytes has no room for its header")

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
-    """`silence_s` is how long decode may not be heard before a transfer is given up; `keepalive_s` must be
-    well below it.
+    """How much is sent at once, and how long decode may be silent.
+
+    `silence_s` is how long decode may not be heard before a transfer is given up; `keepalive_s` must be well
+    below it.
 
     `frame_bytes` is the payload that consecutive blocks are packed to (a single larger block still travels),
     `max_bytes_in_flight` the payload of one ticket that is sent but not acknowledged.

@@ -1,5 +1,6 @@
-"""Feed: which blocks live on this worker, told to whoever watches: a snapshot, then numbered events, and its
-load with a digest.
+"""Feed: which blocks live on this worker, told to whoever watches: a snapshot, then numbered events.
+
+Between them, the worker's load with a digest of the set.
 
 Owns the set of hashes as it was told, and the numbers. `append` and `publish_status` may be called from any
 one thread (the step thread); the rest lives on the IO loop. A watcher that does not keep up is ended, so that
@@ -20,9 +21,7 @@ _MAX_PENDING_EVENTS = 65_536
 
 
 def hash_digest(block_hash: BlockHash) -> int:
-    """A block's share of the digest: its hash's first eight bytes, little-endian. The digest's XOR runs over
-    these.
-    """
+    """A block's share of the digest's XOR: its hash's first eight bytes, little-endian."""
     return int.from_bytes(block_hash[:8], "little")
 
 

@@ -1,5 +1,4 @@
-"""Settings of every gRPC channel and server between workers: message sizes, and how fast a dead peer is
-noticed.
+"""Settings of gRPC channels and servers between workers: message sizes, how fast a dead peer is noticed.
 
 Values only; no gRPC is imported here.
 """

@@ -155,9 +155,7 @@ def serving_error(error: grpc.aio.AioRpcError, worker_id: WorkerId) -> ServingEr
 
 
 def add_kv_transfer_servicer(server: grpc.aio.Server, receiver: Receiver) -> None:
-    """Answer the bridge's calls on `server` (made with SERVER_OPTIONS), on the loop that the receiver lives
-    on.
-    """
+    """Answer the bridge's calls on `server`, made with SERVER_OPTIONS, on the receiver's loop."""
     servicer = _Servicer(receiver)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Offer": _unary_handler(servicer.offer, pb.OfferRequest),

@@ -1,5 +1,4 @@
-"""IncomingTicket: what the receiver knows of one offered ticket, and every check that a frame and a commit
-must pass.
+"""IncomingTicket: what the receiver knows of one offered ticket, and all checks of its frames and commit.
 
 No I/O and no payload is kept. Not thread-safe: lives on the IO loop.
 """
@@ -15,9 +14,7 @@ from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
 
 
 class IncomingTicket:
-    """From the offer on. `end` frees what is only needed while frames may come; the outcome stays, for
-    repeated messages.
-    """
+    """From the offer on. After `end` only the outcome stays, for repeated messages."""
 
     def __init__(self, ticket: HandoffTicket, time_left_s: float) -> None:
         self.ticket_id = ticket.ticket_id
@@ -54,8 +51,7 @@ class IncomingTicket:
         self.is_reserved = True
 
     def accept(self, frame: Frame) -> bool:
-        """Check a frame against the ticket; True when its payload is to be written, False for an exact
-        repetition.
+        """Check a frame; True when its payload is to be written, False for an exact repetition.
 
         Raises TransferCorrupt for a payload that is damaged or does not belong where the frame wants it.
         """
@@ -82,9 +78,7 @@ class IncomingTicket:
         return True
 
     def note_written(self, first_index: int) -> int:
-        """The run's blocks are in the pool; returns the payload bytes to count, 0 if they were counted
-        before.
-        """
+        """The run is in the pool; returns the payload bytes to count, 0 if they were counted before."""
         run = self._runs.get(first_index)
         if run is None or first_index in self._is_written:
             return 0
@@ -93,9 +87,7 @@ class IncomingTicket:
         return run.num_blocks * self._block_bytes
 
     def check_commit(self, claim: CommitClaim) -> CommitReceipt:
-        """Raises TransferCorrupt unless all that was claimed is written, and claimed and held blocks are the
-        whole ticket.
-        """
+        """Raises TransferCorrupt unless what is claimed is here and, with the held blocks, is all."""
         assert self._ticket is not None
         checksum = 0
         for first_index in self._is_written:

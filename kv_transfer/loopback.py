@@ -1,5 +1,4 @@
-"""Loopback: the bridge inside one process. The same frames, checks and acknowledgements as over gRPC, without
-a socket.
+"""Loopback: the bridge inside one process: same frames, checks and acknowledgements as over gRPC.
 
 Lives on one asyncio loop, on which both workers' ends live.
 """

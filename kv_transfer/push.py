@@ -1,5 +1,4 @@
-"""Push: sends the blocks of one ticket over one stream after another, until all are acknowledged, and watches
-for silence.
+"""Push: sends a ticket's blocks, over a new stream when one breaks, until all are acknowledged.
 
 Owns streams, keepalives and the moment when decode was last heard; the session owns what comes before and
 after. Lives on the IO loop.
@@ -32,9 +31,7 @@ class _Refused(Exception):
 
 
 class Push:
-    """`run` sends, `watch` guards beside it. A broken stream is replaced; what it left unacknowledged is sent
-    again.
-    """
+    """`run` sends, `watch` guards beside it. What a broken stream left unacknowledged is sent again."""
 
     def __init__(
         self, queue: PushQueue, store: BlockStore, fence: Fence, config: BridgeConfig, clock: Clock
@@ -85,8 +82,7 @@ class Push:
                 await self._back_off()
 
     async def watch(self, transport: Transport) -> None:
-        """Keepalives while nothing is pushed. Raises TransferTimeout when decode was silent for too long;
-        never returns.
+        """Keepalives while nothing is pushed; never returns, raises TransferTimeout when decode is silent.
 
         An answered keepalive is no sign of life while frames wait for their acknowledgement: those must make
         progress.

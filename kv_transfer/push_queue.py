@@ -93,9 +93,7 @@ class PushQueue:
         return run
 
     def sent(self, run: BlockRun, checksum: int) -> None:
-        """Note the payload's checksum; a run sent again must have the same one, since leased blocks do not
-        change.
-        """
+        """Note the payload's checksum. Sent again it must be the same, since leased blocks do not change."""
         known = self._checksums.setdefault(run.first_index, checksum)
         assert known == checksum, f"leased blocks {run.block_ids} changed while they were in flight"
 

@@ -10,9 +10,7 @@ T = TypeVar("T")
 
 
 async def guarded(work: Coroutine[Any, Any, T], guard: Coroutine[Any, Any, None]) -> T:
-    """The result of `work`, unless `guard` raises first: then its error. The loser is cancelled and waited
-    for.
-    """
+    """The result of `work`, unless `guard` raises first: then its error. The loser is cancelled."""
     working, guarding = asyncio.create_task(work), asyncio.create_task(guard)
     try:
         await asyncio.wait((working, guarding), return_when=asyncio.FIRST_COMPLETED)

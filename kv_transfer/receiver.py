@@ -1,5 +1,4 @@
-"""Receiver: decode's end of the bridge. Nothing reaches the port that was not checked: epochs, ticket,
-length, range, checksum.
+"""Receiver: decode's end of the bridge. Nothing reaches the port that was not checked.
 
 Owns the table of offered tickets (bounded; the least recently used are forgotten, their late frames are
 refused) and counts what arrived. Who owns which block, and when a ticket expires, is the port's business.
@@ -10,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from core.clock import Clock, MonotonicClock
@@ -18,12 +18,11 @@ from core.errors import LayoutMismatch, ServingError, StaleEpoch, TicketExpired,
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerRef
 from core.kv_layout import KVLayout
-from kv_transfer.codec import Ack, Frame, decode_frame, encode_ack
+from kv_transfer.codec import Ack, Frame
 from kv_transfer.incoming import IncomingTicket
+from kv_transfer.intake import Intake, SendAck
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.transport import CommitClaim, CommitReceipt, Fence, ReservationPort
-
-SendAck = Callable[[bytes], Awaitable[None]]
 
 _MAX_TICKETS = 4096
 _MAX_WRITES_PENDING = (
@@ -32,21 +31,6 @@ _MAX_WRITES_PENDING = (
 
 
 T = TypeVar("T")
-
-
-class _Intake:
-    """The writes of one push: a slot for each that waits for the port, and their order."""
-
-    def __init__(self) -> None:
-        self.slots = asyncio.Semaphore(_MAX_WRITES_PENDING)
-        self.writes: asyncio.Queue[asyncio.Task[Ack] | None] = asyncio.Queue()
-        self.started: set[asyncio.Task[Ack]] = set()
-
-    def start(self, write: Coroutine[Any, Any, Ack]) -> None:
-        task = asyncio.create_task(write)
-        self.started.add(task)
-        task.add_done_callback(self.started.discard)
-        self.writes.put_nowait(task)
 
 
 def _start(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -91,31 +75,12 @@ class Receiver:
     async def push(self, frames: AsyncIterator[bytes], send_ack: SendAck, transport: str) -> None:
         """Check and write frames, acknowledging them in order, until they end or one is refused.
 
-        A refusal is the last acknowledgement. Frames are taken while earlier ones still wait for the port, so
-        one slow step of decode does not stop the stream.
+        A refusal is the last acknowledgement. `transport` is the label under which their bytes count.
         """
-        intake = _Intake()
-        taking = asyncio.create_task(self._take(frames, intake, transport))
-        try:
-            while (write := await intake.writes.get()) is not None:
-                ack = await write
-                if ack.error is not None:
-                    self._metrics.count_failure("receiver", ack.error)
-                await send_ack(encode_ack(ack))
-                if ack.error is not None:
-                    return
-                intake.slots.release()
-            await taking  # the frames ended: raise what ended them, if anything
-        finally:
-            left: list[asyncio.Task[None] | asyncio.Task[Ack]] = [taking, *intake.started]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+        await Intake(partial(self._write, transport), self._refuse_unreadable).run(frames, send_ack)
 
     async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt:
-        """All frames were acknowledged. Raises TransferCorrupt (and aborts) when what is here is not what was
-        claimed.
-        """
+        """All frames were acknowledged. Raises TransferCorrupt, and aborts, when the claim is wrong."""
         try:
             entry = self._find(fence)
             if entry.committing is None:
@@ -134,9 +99,7 @@ class Receiver:
             raise
 
     async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None:
-        """End the ticket in whatever state; of an unknown one the port remembers that a late offer is to be
-        refused.
-        """
+        """End the ticket in whatever state; an unknown one is remembered so that its late offer is refused."""
         self._check_own_epoch(fence.receiver_epoch)
         entry = self._tickets.get(fence.ticket_id)
         if entry is not None:
@@ -152,9 +115,7 @@ class Receiver:
         await self._until_expired(entry, self._port.keepalive(fence.ticket_id))
 
     def forget(self, ticket_id: TicketId) -> None:
-        """The port is done with the ticket: its late frames will be refused as expired. Unknown tickets are
-        fine.
-        """
+        """The port is done with the ticket: late frames are refused as expired. Unknown tickets are fine."""
         self._tickets.pop(ticket_id, None)
 
     async def close(self) -> None:
@@ -225,32 +186,8 @@ class Receiver:
 
     # ------------------------------------------------------------ push
 
-    async def _take(self, frames: AsyncIterator[bytes], intake: _Intake, transport: str) -> None:
-        """Turn frames into writes, in order, until the frames end or one cannot be read."""
-        current: Fence | None = None
-        try:
-            await intake.slots.acquire()
-            async for data in frames:
-                try:
-                    frame = decode_frame(data)
-                except TransferCorrupt as error:
-                    # whose frame it was cannot be read, but a stream carries one ticket's frames
-                    entry = self._tickets.get(current.ticket_id) if current is not None else None
-                    intake.start(self._refuse(entry, Ack(0, 0, error)))
-                    break
-                current = frame.fence
-                intake.start(self._write(frame, transport))
-                await intake.slots.acquire()
-        finally:
-            intake.writes.put_nowait(None)
-
-    async def _refuse(self, entry: IncomingTicket | None, ack: Ack) -> Ack:
-        assert ack.error is not None
-        if entry is not None and entry.is_open:
-            await self._abort(entry, ack.error)
-        return ack
-
-    async def _write(self, frame: Frame, transport: str) -> Ack:
+    async def _write(self, transport: str, frame: Frame) -> Ack:
+        """Check the frame and have it written; the answer says either that it was or why not."""
         entry: IncomingTicket | None = None
         try:
             entry = self._find(frame.fence)
@@ -261,16 +198,24 @@ class Receiver:
             if entry.first_frame_at is None:
                 entry.first_frame_at = self._clock.now()
             if entry.accept(frame):
-                await self._until_expired(
-                    entry,
-                    self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, frame.payload),
-                )
+                call = self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, frame.payload)
+                await self._until_expired(entry, call)
                 self._metrics.count_bytes(transport, entry.note_written(frame.first_index))
-        except TransferCorrupt as error:
-            return await self._refuse(entry, Ack(frame.first_index, frame.num_blocks, error))
         except ServingError as error:
+            await self._refuse(entry, error)
             return Ack(frame.first_index, frame.num_blocks, error)
         return Ack(frame.first_index, frame.num_blocks)
+
+    async def _refuse_unreadable(self, fence: Fence | None, error: TransferCorrupt) -> Ack:
+        """Whose frame it was cannot be read, but a stream carries one ticket's frames."""
+        await self._refuse(self._tickets.get(fence.ticket_id) if fence is not None else None, error)
+        return Ack(0, 0, error)
+
+    async def _refuse(self, entry: IncomingTicket | None, error: ServingError) -> None:
+        """Count a refused frame; a damaged one ends its ticket."""
+        self._metrics.count_failure("receiver", error)
+        if isinstance(error, TransferCorrupt) and entry is not None and entry.is_open:
+            await self._abort(entry, error)
 
     # ------------------------------------------------------------ commit, ends
 

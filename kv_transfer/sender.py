@@ -1,5 +1,4 @@
-"""Sender: prefill's end of the bridge; opens one session for each ticket and shares the connections among
-them.
+"""Sender: prefill's end of the bridge: one session for each ticket, over shared connections.
 
 Lives on one asyncio loop. The only call that another thread may make is `SendSession.add_blocks`.
 """
@@ -46,8 +45,7 @@ class Sender:
         return len(self._sessions)
 
     def open(self, ticket: HandoffTicket, deadline: Deadline) -> SendSession:
-        """Offer the ticket to its decode worker, at once and in the background; `deadline` bounds all that
-        follows.
+        """Offer the ticket to its decode worker, in the background; `deadline` bounds all that follows.
 
         Raises TransferCorrupt for an ill-formed ticket, StaleEpoch or LayoutMismatch for one that is not this
         worker's to send.

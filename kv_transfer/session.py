@@ -1,5 +1,4 @@
-"""SendSession: one ticket's way to decode: offer, push while the prompt is still being computed, commit; or
-abort.
+"""SendSession: one ticket's way to decode: offer, push while the prompt is computed, commit; or abort.
 
 Owns the ticket's tasks and its failure. It does not own the blocks: they are leased by prefill and must not
 change until the session has ended. Lives on the IO loop, except `add_blocks`, which the step thread calls.
@@ -28,9 +27,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SendReceipt:
-    """What a committed session did. `wait_s` is the time from `finish` to the commit's answer: what overlap
-    did not hide.
-    """
+    """What a committed session did. `wait_s`: from `finish` to the commit, what overlap did not hide."""
 
     num_held_blocks: int
     num_pushed_blocks: int
@@ -39,9 +36,7 @@ class SendReceipt:
 
 
 class SendSession:
-    """Starts offering when it is made. All waits may be cancelled; that leaves the session running, `abort`
-    ends it.
-    """
+    """Starts offering when made. A wait that is cancelled leaves the session running; `abort` ends it."""
 
     def __init__(
         self,
@@ -84,8 +79,9 @@ class SendSession:
         return outcome if isinstance(outcome, ServingError) else None
 
     async def offered(self) -> tuple[int, ...]:
-        """The indexes that decode holds already. Raises what decode refused with, WorkerLost, TransferTimeout
-        or Cancelled.
+        """The indexes that decode holds already.
+
+        Raises what decode refused with, WorkerLost, TransferTimeout or Cancelled.
         """
         held = await asyncio.shield(self._held)
         if isinstance(held, ServingError):
@@ -93,8 +89,7 @@ class SendSession:
         return held
 
     def add_blocks(self, first_index: int, block_ids: Sequence[int]) -> None:
-        """Blocks `first_index` … of the ticket are computed and will not change: send those that decode
-        lacks.
+        """Blocks `first_index` … are computed and will not change: send those that decode lacks.
 
         Each index once. The one call for another thread (always the same one); it never waits.
         """
@@ -106,8 +101,7 @@ class SendSession:
         self._loop.call_soon_threadsafe(self._add, first_index, tuple(block_ids))
 
     async def finish(self, num_tokens: int) -> SendReceipt:
-        """All blocks were added: push the rest, have all acknowledged, commit. Raises why the transfer
-        failed.
+        """All blocks were added: push the rest, await all acknowledgements, commit. Raises why it failed.
 
         Calls of `add_blocks` that happened before are seen, whichever thread made them.
         """
@@ -128,8 +122,7 @@ class SendSession:
         return outcome if isinstance(outcome, ServingError) else None
 
     async def abort(self, reason: str) -> None:
-        """End the ticket on both sides, in whatever state. Idempotent; never raises for a decode worker that
-        is gone.
+        """End the ticket on both sides, in whatever state. Idempotent; does not raise when decode is gone.
 
         When it returns, no block is read any more, and decode was told or could not be reached within a
         bounded time.

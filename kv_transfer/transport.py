@@ -17,9 +17,7 @@ from core.kv_layout import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Whom a message is for, who sends it and for which ticket; any of the three being wrong makes it
-    harmless.
-    """
+    """Whom a message is for, who sends it, for which ticket: any of them being wrong makes it harmless."""
 
     receiver_epoch: Epoch
     sender_epoch: Epoch
@@ -68,8 +66,7 @@ class ReservationPort(Protocol):
     """What the receiver needs of decode. Called on the IO loop; every payload was verified before."""
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
-        """Reserve all blocks of the ticket and room to grow, atomically; returns the indexes that are already
-        here.
+        """Reserve all blocks and room to grow, atomically; returns the indexes that are already here.
 
         Those are pinned for the ticket. Raises ReservationRefused, WorkerDraining, or TicketExpired for a
         ticket that was aborted.
@@ -83,15 +80,11 @@ class ReservationPort(Protocol):
         ...
 
     async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
-        """All blocks are here and verified: they may be attended to and enter the prefix cache. Raises
-        TicketExpired.
-        """
+        """All blocks are here and verified: they may be attended to and cached. Raises TicketExpired."""
         ...
 
     async def abort(self, ticket_id: TicketId, reason: str, time_left_s: float) -> None:
-        """Give the reservation back; of an unknown ticket, remember for `time_left_s` that a late offer is
-        refused.
-        """
+        """Give the reservation back; refuse a late offer of an unknown ticket for `time_left_s`."""
         ...
 
     async def keepalive(self, ticket_id: TicketId) -> None:
@@ -103,9 +96,7 @@ class PushStream(Protocol):
     """One ordered stream of frames to decode and of acknowledgements back."""
 
     async def send(self, frame: bytes) -> None:
-        """Hand one frame to the connection, waiting while it is full. Raises WorkerLost when the stream is
-        broken.
-        """
+        """Hand one frame to the connection, waiting while it is full. Raises WorkerLost when it broke."""
         ...
 
     def acks(self) -> AsyncIterator[bytes]:
@@ -118,9 +109,7 @@ class PushStream(Protocol):
 
 
 class Transport(Protocol):
-    """Prefill's side of the bridge to one decode worker. Errors are ServingErrors; WorkerLost means the
-    connection broke.
-    """
+    """Prefill's side of the bridge to one decode worker. WorkerLost means that the connection broke."""
 
     @property
     def name(self) -> str:
