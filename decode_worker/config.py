@@ -23,9 +23,9 @@ class DecodeConfig:
     ended ticket is remembered at least.
 
     `detach_grace_s`: a stream without consumers runs on that long, so that a repeated call can attach.
-    `replay_s`: an ended stream can be replayed that long; at most `max_ended_streams` are kept. `stall_s`:
-    work, but no step finished for that long, means unhealthy. `home_pool` and `model` are what the worker
-    announces.
+    `replay_s`: an ended stream can be replayed that long, as long as no more than `max_ended_events` are
+    kept. `stall_s`: work, but no step finished for that long, means unhealthy. `home_pool` and `model` are
+    what the worker announces.
     """
 
     max_num_seqs: int = 64
@@ -40,7 +40,7 @@ class DecodeConfig:
     max_tombstones: int = 4096
     detach_grace_s: float = 0.5
     replay_s: float = 10.0
-    max_ended_streams: int = 256
+    max_ended_events: int = 65_536
     status_period_s: float = 1.0
     stall_s: float = 60.0
     home_pool: str = "decode"
@@ -67,7 +67,7 @@ _COUNTS = (
     "prefill_chunk",
     "max_waiting",
     "max_tombstones",
-    "max_ended_streams",
+    "max_ended_events",
 )
 _TIMES = (
     "reservation_silence_s",

@@ -60,6 +60,11 @@ class Stream:
     def is_ended(self) -> bool:
         return self.ended_at is not None
 
+    @property
+    def num_events(self) -> int:
+        """At least one: an end is one too."""
+        return len(self._events) + 1
+
     def extend(self, delivery: Delivery, now: float) -> bool:
         """Add what a step produced (nothing after the end); whether this was the end."""
         if self.ended_at is not None:
@@ -134,7 +139,7 @@ class Streams:
         self._clock = clock
         self._cancel = cancel
         self._streams: dict[StreamKey, Stream] = {}
-        self._ended: OrderedDict[StreamKey, None] = OrderedDict()
+        self._ended: OrderedDict[StreamKey, int] = OrderedDict()  # to the number of events kept
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -174,7 +179,7 @@ class Streams:
         for delivery in deliveries:
             stream = delivery.stream
             if stream.extend(delivery, now) and self._streams.get(stream.key) is stream:
-                self._ended[stream.key] = None
+                self._ended[stream.key] = stream.num_events
         self._forget(now)
 
     def end_all(self, error: ServingError) -> None:
@@ -201,15 +206,17 @@ class Streams:
         self._cancel(stream)
 
     def _forget(self, now: float) -> None:
-        """Drop ended streams in the order they ended, once too old or too many; who listens keeps a
-        reference.
+        """Drop ended streams in the order they ended, once too old or too many events are kept; who listens
+        still has a reference.
         """
+        num_kept = sum(self._ended.values())
         while self._ended:
-            key = next(iter(self._ended))
+            key, num_events = next(iter(self._ended.items()))
             ended_at = self._streams[key].ended_at
             assert ended_at is not None
-            if len(self._ended) <= self._config.max_ended_streams and now - ended_at < self._config.replay_s:
+            if num_kept <= self._config.max_ended_events and now - ended_at < self._config.replay_s:
                 return
+            num_kept -= num_events
             del self._ended[key]
             del self._streams[key]
 

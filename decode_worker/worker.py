@@ -34,6 +34,8 @@ from kv_transfer.feed import Feed
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 
+_STOP_S = 5.0
+
 
 class DecodeWorker:
     """Receives KV, streams tokens, prefills by itself where no KV came. All errors are ServingErrors.
@@ -94,7 +96,10 @@ class DecodeWorker:
     async def stop(self) -> None:
         """End everything; whoever still listens gets WorkerDraining. Safe to call twice."""
         if self._thread.is_alive:
-            await self.drain(0.0)
+            # a step that hangs must not keep the process from ending
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await self.drain(0.0)
         await self.receiver.close()
         await asyncio.to_thread(self._thread.stop)
         self._streams.end_all(WorkerDraining("the worker has stopped", worker_id=self.ref.worker_id))
