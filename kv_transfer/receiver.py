@@ -99,7 +99,7 @@ class Receiver:
             raise
 
     async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None:
-        """End the ticket in whatever state; an unknown one is remembered so that its late offer is refused."""
+        """End the ticket in whatever state; an unknown one is remembered: its late offer is refused."""
         self._check_own_epoch(fence.receiver_epoch)
         entry = self._tickets.get(fence.ticket_id)
         if entry is not None:
