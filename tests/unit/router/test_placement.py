@@ -1,0 +1,155 @@
+"""The cheapest way wins, the rules hold whatever it costs, and the terms say why."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from core.ids import Epoch, Role, WorkerId, WorkerRef
+from router.config import PlanSetting, RouterConfig
+from router.placement import Candidate, Decision, Demand, Plan, place
+from tests.unit.router.scripted import LAYOUT, new_status
+
+AUTO = RouterConfig()
+
+
+def _worker(role: Role, name: str, load: dict[str, Any] | None = None, **fields: Any) -> Candidate:
+    ref = WorkerRef(WorkerId(name), role, Epoch(1), "")
+    return Candidate(ref, LAYOUT, new_status(ref, **(load or {})), **fields)
+
+
+def _p(name: str = "p", load: dict[str, Any] | None = None, **fields: Any) -> Candidate:
+    return _worker(Role.PREFILL, name, load, **fields)
+
+
+def _d(name: str = "d", load: dict[str, Any] | None = None, **fields: Any) -> Candidate:
+    return _worker(Role.DECODE, name, load, **fields)
+
+
+def _place(
+    demand: Demand,
+    prefills: list[Candidate],
+    decodes: list[Candidate],
+    config: RouterConfig = AUTO,
+    seed: int = 0,
+) -> Decision:
+    decision = place(demand, prefills, decodes, config, random.Random(seed))
+    assert decision is not None
+    return decision
+
+
+def _names(decision: Decision) -> tuple[str | None, str | None]:
+    return tuple(found.ref.worker_id if found else None for found in (decision.prefill, decision.decode))  # type: ignore[return-value]
+
+
+def test_a_long_prompt_is_read_remotely_and_a_short_one_where_it_is_needed() -> None:
+    assert _place(Demand(200), [_p()], [_d()]).plan is Plan.REMOTE
+    assert _place(Demand(3), [_p()], [_d()]).plan is Plan.LOCAL
+
+
+def test_a_busy_prefill_worker_is_not_waited_for_when_decode_is_free() -> None:
+    busy = _p(load={"num_waiting_tokens": 5000})
+    assert _place(Demand(200), [busy], [_d()]).plan is Plan.LOCAL
+
+
+def test_the_longest_cached_prefix_wins_among_equals() -> None:
+    prefills = [_p("cold"), _p("warm", num_cached_tokens=160)]
+    assert _names(_place(Demand(200), prefills, [_d()])) == ("warm", "d")
+
+
+def test_load_outweighs_a_cached_prefix_when_it_costs_more() -> None:
+    prefills = [_p("cold"), _p("warm", num_cached_tokens=160, load={"num_running_tokens": 400})]
+    assert _names(_place(Demand(200), prefills, [_d()])) == ("cold", "d")
+
+
+def test_load_that_was_just_placed_counts_like_reported_load() -> None:
+    prefills = [_p("taken", num_reserved_tokens=500), _p("free")]
+    assert _names(_place(Demand(200), prefills, [_d()]))[0] == "free"
+    decodes = [_d("taken", num_reserved_seqs=4), _d("free")]
+    assert _names(_place(Demand(200), [_p()], decodes))[1] == "free"
+
+
+def test_measured_rates_replace_the_assumed_one() -> None:
+    prefills = [_p("slow", load={"prefill_tokens_per_s": 50.0}), _p("fast")]
+    assert _names(_place(Demand(200), prefills, [_d()]))[0] == "fast"
+
+
+def test_a_decode_worker_without_room_is_the_last_choice() -> None:
+    full = _d("full", load={"num_free_blocks": 2, "num_held_blocks": 62})
+    assert _names(_place(Demand(40), [_p()], [full, _d("free")]))[1] == "free"
+    assert _names(_place(Demand(40), [_p()], [full]))[1] == "full"
+
+
+def test_evictable_cached_blocks_are_room() -> None:
+    cached = _d("cached", load={"num_free_blocks": 0, "num_cached_blocks": 64})
+    assert "slowdown" in _place(Demand(40), [_p()], [cached]).terms
+    assert _place(Demand(40), [_p()], [cached]).terms["slowdown"] == 0
+
+
+def test_with_all_full_blocks_on_decode_nothing_is_handed_over() -> None:
+    warm = _d(num_cached_tokens=200, load={"num_running_tokens": 100_000})
+    assert _place(Demand(203), [_p()], [warm]).plan is Plan.LOCAL
+    assert _place(Demand(203), [_p()], [replace(warm, num_cached_tokens=196)]).plan is Plan.REMOTE
+
+
+def test_an_answer_of_one_token_needs_prefill_only() -> None:
+    demand = Demand(200, is_ended_by_prefill=True)
+    decision = _place(demand, [_p()], [_d()])
+    assert decision.plan is Plan.PREFILL_ONLY
+    assert decision.decode is None
+    assert _place(demand, [_p()], []).plan is Plan.PREFILL_ONLY
+    assert _place(demand, [], [_d()]).plan is Plan.LOCAL
+
+
+@pytest.mark.parametrize(
+    ("setting", "plan"), [(PlanSetting.REMOTE, Plan.REMOTE), (PlanSetting.LOCAL, Plan.LOCAL)]
+)
+def test_the_operator_may_force_the_plan_against_all_cost(setting: PlanSetting, plan: Plan) -> None:
+    config = RouterConfig(plan=setting)
+    for demand in (Demand(2), Demand(400)):
+        warm = _d(num_cached_tokens=400)
+        assert _place(demand, [_p(load={"num_waiting_tokens": 9999})], [warm], config).plan is plan
+
+
+def test_a_forced_plan_that_is_impossible_gives_way() -> None:
+    assert _place(Demand(50), [], [_d()], RouterConfig(plan=PlanSetting.REMOTE)).plan is Plan.LOCAL
+    single = Demand(50, is_ended_by_prefill=True)
+    assert _place(single, [_p()], [], RouterConfig(plan=PlanSetting.LOCAL)).plan is Plan.PREFILL_ONLY
+
+
+def test_kv_goes_only_to_workers_of_the_same_layout_that_take_it() -> None:
+    remote = RouterConfig(plan=PlanSetting.REMOTE)
+    other = replace(_d("other"), layout=replace(LAYOUT, block_size=8))
+    closed = _d("closed", is_handoff_target=False)
+    assert _place(Demand(50), [_p()], [other], remote).plan is Plan.LOCAL
+    assert _place(Demand(50), [_p()], [closed], remote).plan is Plan.LOCAL
+    assert _names(_place(Demand(50), [_p()], [other, closed, _d("fit")], remote)) == ("p", "fit")
+
+
+def test_without_a_decode_worker_nobody_can_answer() -> None:
+    assert place(Demand(50), [_p()], [], AUTO, random.Random(0)) is None
+
+
+def test_near_ties_are_broken_by_chance_and_chance_alone() -> None:
+    decodes = [_d("a"), _d("b"), _d("c", load={"num_running": 6, "step_s": 0.05})]
+    found = {_names(_place(Demand(200), [_p()], decodes, seed=seed))[1] for seed in range(30)}
+    assert found == {"a", "b"}
+    same = {_names(_place(Demand(200), [_p()], decodes, seed=7))[1] for _ in range(5)}
+    assert len(same) == 1
+
+
+def test_the_terms_add_up_to_the_cost() -> None:
+    remote = RouterConfig(plan=PlanSetting.REMOTE)
+    decision = _place(Demand(200), [_p(load={"num_running_tokens": 50})], [_d()], remote)
+    assert set(decision.terms) == {"queue", "prefill", "transfer", "handoff", "slowdown"}
+    assert decision.cost_ms == pytest.approx(sum(decision.terms.values()))
+    assert decision.terms["queue"] == pytest.approx(100.0)
+    assert decision.terms["prefill"] == pytest.approx(400.0)
+
+
+def test_a_worker_that_has_not_reported_yet_can_be_chosen() -> None:
+    silent = replace(_d(), status=None)
+    assert _names(_place(Demand(200), [replace(_p(), status=None)], [silent])) == ("p", "d")

@@ -1,0 +1,195 @@
+"""Workers come by announcement, die by a broken Watch, and are suspected when silent."""
+
+from __future__ import annotations
+
+import hashlib
+
+from core.block_hash import BlockHash
+from core.ids import Role
+from core.jobs import WatchEvent
+from core.worker_status import BlockEvent, BlockEventKind
+from router.prefix_index import digest_part
+from router.worker_entry import WorkerState
+from tests.doubles import settle
+from tests.unit.router.scripted import Fleet, ScriptedWorker, new_status
+
+_HASH = BlockHash(hashlib.blake2b(b"x", digest_size=16).digest())
+
+
+def _d(name: str = "d", **script: object) -> ScriptedWorker:
+    return ScriptedWorker(Role.DECODE, name, **script)  # type: ignore[arg-type]
+
+
+def _states(fleet: Fleet) -> dict[str, WorkerState]:
+    return {entry.ref.worker_id: entry.state for entry in fleet.table.entries()}
+
+
+async def test_a_listed_worker_is_usable_once_it_is_heard_of() -> None:
+    async with Fleet(_d()) as fleet:
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+        assert [entry.ref.worker_id for entry in fleet.table.usable(Role.DECODE)] == ["d"]
+        assert fleet.table.usable(Role.PREFILL) == []
+
+
+async def test_a_listed_worker_that_cannot_be_reached_is_not_usable() -> None:
+    worker = _d(is_dead=True)
+    async with Fleet(worker) as fleet:
+        assert fleet.table.usable(Role.DECODE) == []
+
+
+async def test_a_broken_watch_is_death_at_once() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.die()
+        await settle()
+        assert _states(fleet) == {"d": WorkerState.DEAD}
+        assert fleet.table.usable(Role.DECODE) == []
+
+
+async def test_a_dead_worker_that_leaves_the_list_is_forgotten_and_let_go_of() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.die()
+        fleet.listed = []
+        await fleet.pass_by(0.6)
+        assert _states(fleet) == {}
+        assert worker.is_closed
+
+
+async def test_a_connection_that_broke_and_heals_is_used_again() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.die()
+        await settle()
+        worker.is_dead = False
+        worker._death.clear()
+        await fleet.pass_by(0.6)
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+        assert worker.num_watches == 2
+
+
+async def test_a_new_incarnation_replaces_the_old_one() -> None:
+    old = _d()
+    async with Fleet(old) as fleet:
+        lost: list[int] = []
+        fleet.table.entries()[0].on_abandon(lambda: lost.append(1))
+        fleet.join(_d(epoch=2))
+        await fleet.pass_by(0.6)
+        (entry,) = fleet.table.entries()
+        assert entry.ref.epoch == 2
+        assert fleet.table.entry(old.ref) is None
+        assert lost == [1]
+
+
+async def test_without_an_answer_from_the_registry_the_last_table_stands() -> None:
+    async with Fleet(_d()) as fleet:
+        fleet.is_membership_known = False
+        await fleet.pass_by(20.0)
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+
+
+async def test_a_registry_that_lost_its_memory_takes_no_living_worker_away() -> None:
+    async with Fleet(_d()) as fleet:
+        fleet.listed = []
+        await fleet.pass_by(20.0)
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+
+
+async def test_silence_makes_a_worker_suspect_and_a_sign_of_life_clears_it() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.is_silent = True
+        await fleet.pass_by(2.9)
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+        await fleet.pass_by(0.7)
+        assert _states(fleet) == {"d": WorkerState.SUSPECT}
+        assert fleet.table.usable(Role.DECODE) == []
+        worker.beat()
+        await settle()
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+
+
+async def test_what_runs_on_a_silent_worker_is_given_up_only_if_another_can_take_it() -> None:
+    worker = _d("d1")
+    async with Fleet(worker) as fleet:
+        lost: list[int] = []
+        fleet.table.entries()[0].on_abandon(lambda: lost.append(1))
+        worker.is_silent = True
+        await fleet.pass_by(10.0)
+        assert lost == []
+        fleet.join(_d("d2"))
+        await fleet.pass_by(0.6)
+        assert lost == [1]
+
+
+async def test_a_silent_worker_that_also_left_the_list_is_dead() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.is_silent = True
+        fleet.listed = []
+        await fleet.pass_by(5.0)
+        assert _states(fleet) == {}
+
+
+async def test_a_draining_worker_gets_nothing_new() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.tell(WatchEvent(0, status=new_status(worker.ref, is_draining=True)))
+        await settle()
+        assert fleet.table.usable(Role.DECODE) == []
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+
+
+async def test_a_gap_in_the_events_is_mended_by_watching_anew() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.tell(WatchEvent(5, events=(BlockEvent(BlockEventKind.STORED, _HASH),)))
+        await settle()
+        assert fleet.table.index.match([_HASH]) == {}
+        worker.hashes = (_HASH,)
+        await fleet.pass_by(0.6)
+        assert worker.num_watches == 2
+        assert fleet.table.index.match([_HASH]) == {"d": 1}
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+
+
+async def test_a_digest_that_does_not_fit_is_mended_by_watching_anew() -> None:
+    worker = _d(hashes=(_HASH,))
+    async with Fleet(worker) as fleet:
+        worker.tell(WatchEvent(0, status=new_status(worker.ref), digest=(1, digest_part(_HASH))))
+        await fleet.pass_by(0.6)
+        assert worker.num_watches == 1
+        worker.tell(WatchEvent(0, status=new_status(worker.ref), digest=(0, 0)))
+        await fleet.pass_by(0.6)
+        assert worker.num_watches == 2
+
+
+async def test_a_dead_workers_blocks_are_forgotten() -> None:
+    worker = _d(hashes=(_HASH,))
+    async with Fleet(worker) as fleet:
+        assert fleet.table.index.match([_HASH]) == {"d": 1}
+        worker.die()
+        await settle()
+        assert fleet.table.index.match([_HASH]) == {}
+
+
+async def test_reserved_load_lasts_until_a_status_has_seen_it() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        (entry,) = fleet.table.entries()
+        entry.reserve(100, 2, fleet.time.now())
+        worker.beat()
+        await settle()
+        assert entry.num_reserved_tokens == 100  # that status was on its way already
+        await fleet.pass_by(0.5)
+        worker.beat()
+        await settle()
+        assert entry.num_reserved_tokens == entry.num_reserved_seqs == 0
+
+
+async def test_stopping_ends_all_watches_and_closes_all_connections() -> None:
+    workers = [_d("d1"), _d("d2", is_dead=True)]
+    async with Fleet(*workers) as fleet:
+        pass
+    assert fleet.table.entries() == ()
+    assert all(worker.is_closed for worker in workers)
