@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from engine.model.bundled import prepare_bundled_model
 from tests import oracle
@@ -29,11 +30,11 @@ class Models:
         self.bundled = prepare_bundled_model()
         self._references: dict[Path, Reference] = {}
 
-    def toy(self, name: str = "toy", arch: str = "llama", **overrides: object) -> Path:
+    def toy(self, name: str = "toy", arch: str = "llama", **overrides: Any) -> Path:
         """A small random checkpoint with SmolLM2's tokenizer, context 8,192 unless overridden."""
         folder = self._folder / name
         if not folder.exists():
-            settings: dict[str, object] = {"max_position_embeddings": 8192, **overrides}
+            settings: dict[str, Any] = {"max_position_embeddings": 8192, **overrides}
             oracle.make_toy_checkpoint(folder, arch, tokenizer_from=self.bundled, **settings)
         return folder
 

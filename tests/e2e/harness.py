@@ -28,6 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 BATON = str(Path(sys.executable).with_name("baton"))
 MARK = "BATON_TEST_RUN"
 STOP_S = 60.0
+DRAIN_S = 4.0
+GREETING = "Ctrl-C stops it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Profile:
         return found
 
     def configuration(self) -> dict[str, Any]:
-        tree: dict[str, Any] = {}
+        tree: dict[str, Any] = {"cluster": {"drain_timeout_s": DRAIN_S}}
         for path, value in self.settings.items():
             *sections, key = path.split(".")
             node = tree
@@ -77,7 +79,7 @@ class System:
     """A started system; `stop` (or leaving the `with`) ends it and proves that no process is left."""
 
     def __init__(self, profile: Profile, folder: Path, timeout_s: float | None = None) -> None:
-        """Start and wait for /ready. Raises StartFailed."""
+        """Start, and wait until it is ready and has shown its sample. Raises StartFailed."""
         self.profile = profile
         self.port = free_port()
         self.log_path = folder / f"{profile.name}-{self.port}.log"
@@ -152,7 +154,7 @@ class System:
             code = self.process.poll()
             if code is not None:
                 raise StartFailed(f"{self.profile.name} ended with code {code}", self.log(), code)
-            if is_ready(self.port):
+            if GREETING in self.log() and is_ready(self.port):
                 return
             time.sleep(0.1)
         raise StartFailed(f"{self.profile.name} was not ready after {timeout_s:.0f} s", self.log(), None)

@@ -73,6 +73,7 @@ class Scrape:
     def why_not_idle(self) -> str:
         """Empty when nothing runs, waits, holds a block or a ticket, and no block is missing."""
         facts = {
+            "requests in the router": self.value(telemetry.ROUTER_REQUESTS),
             "running": self.num_running,
             "waiting": self.num_waiting,
             "held blocks": self.num_held_blocks,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,13 +111,8 @@ def test_the_start_tells_the_address_a_curl_line_and_a_sample(system: System) ->
 
 
 def test_thirty_streams_at_once_are_all_complete(client: Client) -> None:
-    texts = at_once(
-        [
-            lambda i=i: client.stream_completion(
-                f"Item {i % 3}:", max_tokens=20, temperature=0, ignore_eos=True
-            )
-            for i in range(30)
-        ]
-    )
+    body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True}
+    jobs = [partial(client.stream_completion, f"Item {i % 3}:", **body) for i in range(30)]
+    texts = at_once(jobs)
     assert all(answer.num_tokens == 20 for answer in texts)
     wait_idle(client)

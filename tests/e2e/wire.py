@@ -81,10 +81,6 @@ class RawConnection:
             pass
         return response
 
-    def end_sending(self) -> None:
-        """Half-close: nothing more comes from here, the answer may still be read."""
-        self._socket.shutdown(socket.SHUT_WR)
-
     def hang_up(self) -> None:
         self._socket.close()
 

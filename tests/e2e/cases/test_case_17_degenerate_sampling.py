@@ -60,19 +60,18 @@ def test_settings_out_of_range_are_refused(client: Client, settings: dict[str, A
 
 
 def test_without_any_setting_and_seed_answers_differ(client: Client) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 16}
+    body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 16}
     texts = [answer.text for answer in at_once([lambda: client.complete(**body)] * 10)]
     assert len(set(texts)) >= 2, texts[0]
 
 
 def test_a_request_without_a_seed_reports_the_one_it_got_and_that_one_repeats_it(client: Client) -> None:
     body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 16, "temperature": 1}
-    first = client.complete(**body)
-    seed = reported_seed(first)
-    assert client.complete(**body, seed=seed).text == first.text
-
-
-def reported_seed(answer: Answer) -> int:
-    seed = answer.raw.get("seed", answer.raw["choices"][0].get("seed"))
-    assert isinstance(seed, int), f"no seed in the response: {answer.raw}"
-    return seed
+    response = client.post(COMPLETIONS, body)
+    assert response.status == 200
+    seed = int(response.headers["x-baton-seed"])
+    text = response.json()["choices"][0]["text"]
+    assert client.complete(**body, seed=seed).text == text
+    streamed = client.stream(COMPLETIONS, **body, seed=seed)
+    assert streamed.only.text == text
+    assert int(streamed.response.headers["x-baton-seed"]) == seed

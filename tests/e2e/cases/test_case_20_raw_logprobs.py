@@ -36,7 +36,7 @@ def ask(client: Client, **extra: Any) -> Answer:
     response = client.post(COMPLETIONS, {"prompt": CAPITAL, "max_tokens": 1, **extra})
     assert response.status == 200, response.body
     strict_json(response.body)
-    return client.complete(CAPITAL, max_tokens=1, seed=4, **extra)
+    return client.complete(CAPITAL, max_tokens=1, seed=4, skip_special_tokens=False, **extra)
 
 
 def check_values(answer: Answer, exact: Floats, vocabulary: Vocabulary, num_top: int) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,14 +45,14 @@ def without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def check_prompts(fleet: Fleet, client: Client, folder: Path, where: str) -> None:
     reference, vocabulary, ledger = fleet.models.reference(folder), fleet.models.vocabulary, Ledger()
     batch = prompts.prompts_of_lengths(fleet.models.bundled, [3 + 2 * i for i in range(NUM_PROMPTS)], seed=45)
-    answers = at_once(
-        [
-            lambda ids=ids: client.complete(
-                ids, max_tokens=8, temperature=0, logprobs=5, ignore_eos=True, skip_special_tokens=False
-            )
-            for ids in batch
-        ]
-    )
+    body: dict[str, Any] = {
+        "max_tokens": 8,
+        "temperature": 0,
+        "logprobs": 5,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+    }
+    answers = at_once([partial(client.complete, ids, **body) for ids in batch])
     for ids, answer in zip(batch, answers, strict=True):
         check_greedy(reference, ids, vocabulary.ids_of(answer), ledger, where, answer.logprobs)
     assert not ledger.near_ties, "toys have wide gaps"
@@ -82,7 +84,8 @@ def test_tied_and_untied_heads_equal_the_reference(fleet: Fleet) -> None:
             check_prompts(fleet, system.client, found[name], name)
             return system.log()
 
-    logs = dict(zip(found, at_once([lambda name=name: serve(name) for name in found], limit=2), strict=True))
+    texts = at_once([partial(serve, name) for name in found], limit=2)
+    logs = dict(zip(found, texts, strict=True))
     assert "lm_head.weight" in logs["tied with a stray head"], "the tensor without effect is listed"
 
 

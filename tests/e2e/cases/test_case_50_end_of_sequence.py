@@ -15,7 +15,7 @@ from tests.e2e.client import Client
 from tests.e2e.fleet import Fleet
 
 ENDS = (prompts.END_OF_TEXT, prompts.IM_END)
-DEFAULTS = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3}
+DEFAULTS: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3}
 
 
 def copy(
@@ -113,7 +113,7 @@ def test_defaults_of_the_checkpoint_apply_and_explicit_values_win(fleet: Fleet) 
     body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 24, "ignore_eos": True}
     with fleet.once(profiles.SPLIT, folder) as system:
         client = system.client
-        neutral = {"temperature": 0, "top_p": 1, "repetition_penalty": 1}
+        neutral: dict[str, Any] = {"temperature": 0, "top_p": 1, "repetition_penalty": 1}
         assert client.complete(**body, **neutral).text == plain.complete(**body, **neutral).text
         for seed in range(3):
             assert (

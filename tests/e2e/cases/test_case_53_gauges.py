@@ -105,7 +105,13 @@ def test_refused_requests_are_accounted_for_and_leave_no_trace(
 ) -> None:
     wait_idle(client)
     before = scrape(client)
-    wrong = [{"temperature": 9}, {"max_tokens": -1}, {"prompt": [prompts.HELLO] * 9000}, {"n": 0}, {"x": 1}]
+    wrong: list[dict[str, Any]] = [
+        {"temperature": 9},
+        {"max_tokens": -1},
+        {"prompt": [prompts.HELLO] * 9000},
+        {"n": 0},
+        {"x": 1},
+    ]
     for extra in wrong:
         assert client.post(COMPLETIONS, {**endless, **extra}).status == 400
     assert client.complete("hi", max_tokens=2, temperature=0, ignore_eos=True).num_tokens == 2
@@ -122,7 +128,7 @@ def test_the_exposition_is_complete_and_quick_under_two_hundred_streams(
     client = fleet.system(profiles.SPLIT, "toy").client
     wait_idle(client)
     before = scrape(client)
-    body = {**endless, "max_tokens": 2000}
+    body: dict[str, Any] = {**endless, "max_tokens": 2000}
     with ExitStack() as stack:
         connections = at_once([lambda: client.open(COMPLETIONS, body)] * 200)
         for connection in connections:
