@@ -133,7 +133,7 @@ def _prompt(item: str | tuple[int, ...], model: ServedModel, max_context: int) -
         has_bos = bos is not None and ids[:1] == (bos,)
         return Prompt(ids, item, has_bos and not item.startswith(tokenizer.named_tokens["bos_token"]))
     if not 0 <= min(item) <= max(item) < model.vocab_size:
-        raise InvalidRequest(f"token ids must lie in 0..{model.vocab_size - 1}", param="prompt")
+        raise InvalidRequest(f"prompt: token ids must lie in 0..{model.vocab_size - 1}", param="prompt")
     return Prompt(item, tokenizer.bytes.text(item))
 
 

@@ -17,6 +17,7 @@ from core.ids import WorkerRef
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
 from protos import codec
 from protos import inference_pb2 as pb
+from protos.grpc_options import CHANNEL_OPTIONS
 from protos.inference_pb2_grpc import WorkerStub
 
 M = TypeVar("M")
@@ -26,18 +27,6 @@ T = TypeVar("T")
 _GRACE_S = 1.0
 _METRICS_TIMEOUT_S = 5.0
 
-_OPTIONS = (
-    ("grpc.max_receive_message_length", -1),
-    ("grpc.max_send_message_length", -1),
-    ("grpc.enable_http_proxy", 0),
-    # a channel belongs to one incarnation: it need not wait long before it tries again
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # each channel its own connection: breaking one worker's cannot break another's
-    ("grpc.use_local_subchannel_pool", 1),
-)
-
 
 class GrpcWorker:
     """`Worker` over gRPC; connects with its first call. Each message names the incarnation it is meant
@@ -46,7 +35,7 @@ class GrpcWorker:
 
     def __init__(self, ref: WorkerRef) -> None:
         self._ref = ref
-        self._channel = grpc.aio.insecure_channel(ref.address, options=_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(ref.address, options=CHANNEL_OPTIONS)
         self._stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
