@@ -25,16 +25,16 @@ from core.errors import (
 )
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerId, WorkerRef
-from kv_transfer.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 from kv_transfer.receiver import Receiver
 from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
 from protos import kv_transfer_pb2 as pb
 from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
+from protos.grpc_options import CHANNEL_OPTIONS
 from protos.transfer_codec import offer_request, offered_ticket, ticket_id_bytes, time_left
 
 SERVICE = "baton.kv_transfer.KVTransfer"
 
-__all__ = ["CHANNEL_OPTIONS", "SERVER_OPTIONS", "GrpcTransport", "add_kv_transfer_servicer", "serving_error"]
+__all__ = ["GrpcTransport", "add_kv_transfer_servicer", "serving_error"]
 
 T = TypeVar("T")
 

@@ -9,10 +9,10 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from core.ids import Role
-from kv_transfer.grpc_options import SERVER_OPTIONS
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
+from protos.grpc_options import SERVER_OPTIONS
 from tests.unit.kv_transfer.doubles import LAYOUT, ByteStore, StorePort, worker_ref
 
 

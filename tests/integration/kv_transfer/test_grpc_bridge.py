@@ -30,13 +30,13 @@ from core.ids import Role, WorkerRef, new_epoch
 from core.kv_layout import KVLayout
 from kv_transfer.codec import decode_ack, encode_frame
 from kv_transfer.config import BridgeConfig
-from kv_transfer.grpc_options import SERVER_OPTIONS
 from kv_transfer.grpc_transport import GrpcTransport, add_kv_transfer_servicer
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.session import SendSession
 from kv_transfer.transport import CommitClaim, Fence
+from protos.grpc_options import SERVER_OPTIONS
 from tests.unit.kv_transfer.doubles import (
     ByteStore,
     StorePort,

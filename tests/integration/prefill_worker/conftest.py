@@ -23,13 +23,14 @@ from core.request import Request, SamplingParams
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel, load_model
 from engine.runner import ModelRunner
-from kv_transfer.grpc_transport import SERVER_OPTIONS, GrpcTransport, add_kv_transfer_servicer
+from kv_transfer.grpc_transport import GrpcTransport, add_kv_transfer_servicer
 from kv_transfer.loopback import LoopbackDirectory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.transport import Connect
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
+from protos.grpc_options import SERVER_OPTIONS
 from tests.integration.prefill_worker.decode_end import DecodeEnd
 from tests.oracle import load_oracle, make_toy_checkpoint
 

@@ -9,6 +9,8 @@ _UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_l
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_UNLIMITED,
+    # workers are reached directly, whatever proxy the environment names
+    ("grpc.enable_http_proxy", 0),
     # A stopped peer, or one whose host is gone, is noticed within 3 s. It takes both limits: a keepalive
     # waits for a ping that is already on its way (of the bandwidth probe), and that one has its own limit of
     # a minute.

@@ -1,0 +1,152 @@
+"""The gRPC face of a worker: decode, check the epoch, call, encode.
+
+Owns the check of the receiver's epoch and the translation of errors into status codes and the
+`baton-error-bin` trailer; no policy. Serves any object with the workers' surface, whatever its role: a
+phase that it lacks answers with the error that the worker raises. Runs on the IO loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import grpc
+import grpc.aio
+
+from core.errors import ServingError, StaleEpoch
+from core.ids import WorkerRef
+from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from protos import codec
+from protos import inference_pb2 as pb
+from protos.grpc_options import SERVER_OPTIONS
+from protos.inference_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+
+E = TypeVar("E")
+M = TypeVar("M")
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_log = logging.getLogger(__name__)
+
+_STATUS = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+
+class ServedWorker(Protocol):
+    """What is served of a worker."""
+
+    @property
+    def ref(self) -> WorkerRef: ...
+
+    async def prefill(self, job: PrefillJob) -> PrefillResult: ...
+
+    def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]: ...
+
+    async def cancel(self, job: CancelJob) -> None: ...
+
+    def watch(self) -> AsyncIterator[WatchEvent]: ...
+
+    async def metrics(self) -> bytes: ...
+
+
+async def serve_worker(
+    worker: ServedWorker, host: str, add_services: Callable[[grpc.aio.Server], None] | None = None
+) -> tuple[grpc.aio.Server, int]:
+    """Serve `worker`, and what `add_services` adds, on a free port of `host`.
+
+    Returns the started server and its port. Raises RuntimeError when the host cannot be bound.
+    """
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    add_WorkerServicer_to_server(WorkerService(worker), server)  # type: ignore[no-untyped-call]
+    if add_services is not None:
+        add_services(server)
+    port = server.add_insecure_port(f"[{host}]:0" if ":" in host else f"{host}:0")
+    await server.start()
+    return server, port
+
+
+class WorkerService(WorkerServicer):
+    """One method for each call of `Worker`.
+
+    A broken or cancelled Prefill call cancels its handler, and with it the work; a broken Generate call
+    detaches from its stream.
+    """
+
+    def __init__(self, worker: ServedWorker) -> None:
+        self._worker = worker
+
+    async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.PrefillReply:  # noqa: N802
+        try:
+            with self._checked(request.receiver_epoch):
+                return codec.prefill_reply(await self._worker.prefill(codec.prefill_job(request)))
+        except ServingError as error:
+            await _abort(context, error)
+
+    async def Generate(  # noqa: N802
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[pb.GenerateEvent]:
+        try:
+            with self._checked(request.receiver_epoch):
+                events = self._worker.generate(codec.generate_job(request))
+                async for message in _encoded(events, codec.encode_generate_event):
+                    yield message
+        except ServingError as error:
+            await _abort(context, error)
+
+    async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelReply:  # noqa: N802
+        try:
+            with self._checked(request.receiver_epoch):
+                await self._worker.cancel(codec.cancel_job(request))
+                return pb.CancelReply()
+        except ServingError as error:
+            await _abort(context, error)
+
+    async def Watch(  # noqa: N802
+        self, request: pb.WatchRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEvent]:
+        try:
+            with self._checked(request.receiver_epoch):
+                async for message in _encoded(self._worker.watch(), codec.encode_watch_event):
+                    yield message
+        except ServingError as error:
+            await _abort(context, error)
+
+    async def Metrics(self, request: pb.MetricsRequest, context: Context) -> pb.MetricsReply:  # noqa: N802
+        try:
+            with self._checked(request.receiver_epoch):
+                return pb.MetricsReply(exposition=await self._worker.metrics())
+        except ServingError as error:
+            await _abort(context, error)
+
+    @contextmanager
+    def _checked(self, receiver_epoch: int) -> Iterator[None]:
+        """Refuse a message for another incarnation; let out nothing but ServingErrors."""
+        own = self._worker.ref
+        if receiver_epoch != own.epoch:
+            raise StaleEpoch("the message was meant for another incarnation", worker_id=own.worker_id)
+        try:
+            yield
+        except ServingError:
+            raise
+        except Exception as error:
+            _log.exception("a call failed")
+            raise ServingError(f"the worker failed ({type(error).__name__})") from error
+
+
+async def _encoded(events: AsyncIterator[E], encode: Callable[[E], M]) -> AsyncIterator[M]:
+    """`events` as messages; closes the events' generator when the call ends, however it ends."""
+    async with aclosing(events) as open_events:  # type: ignore[type-var]  # generators in fact, all have aclose
+        async for event in open_events:
+            yield encode(event)
+
+
+async def _abort(context: Context, error: ServingError) -> NoReturn:
+    context.set_trailing_metadata(((codec.ERROR_METADATA_KEY, codec.encode_error(error)),))
+    await context.abort(_STATUS.get(error.http_status, grpc.StatusCode.INTERNAL), error.code)
