@@ -84,7 +84,7 @@ class DecodeSite:
         self._prefill = ModelRunner(
             loaded, EngineConfig(model=str(folder), num_kv_blocks=64, block_size=4, threads=1)
         )
-        registry = CollectorRegistry()
+        registry = self._registry = CollectorRegistry()
         self.loop = DecodeLoop(
             self.runner,
             DecodeConfig(**config),
@@ -120,6 +120,12 @@ class DecodeSite:
         answer = tuple(oracle_greedy(self.folder, ids, MAX_TOKENS, eos=(2,)))
         assert output.sampled[0][0].token_id == answer[0]
         return Prompt(request, ticket, blocks, answer[0], answer)
+
+    @property
+    def num_live_tickets(self) -> float:
+        """As the gauges say since the last tick."""
+        families = {family.name: family for family in self._registry.collect()}
+        return sum(sample.value for sample in families["baton_tickets"].samples)
 
     # ------------------------------------------------------------ messages
 

@@ -192,7 +192,7 @@ def assert_right(site: DecodeSite, prompt: Prompt, heard: Heard, num_emitted: in
     site.wait(200.0)
     site.loop.check()
     assert site.runner.cache.allocator.num_held == 0, "blocks were kept"
-    assert site.loop.num_unfinished == 0
+    assert site.loop.num_unfinished == site.num_live_tickets == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda item: item.__name__)
@@ -241,6 +241,8 @@ def test_a_deadline_ends_the_stream_at_each_state(site: DecodeSite, state: Act) 
     heard = site.begin(prompt.job(time_left_s=1.0))
     site.wait(1.0)
     assert isinstance(heard.error, DeadlineExceeded)
+    site.wait(5.0)
+    assert site.runner.cache.allocator.num_held == 0, "the ticket outlived its silence"
     assert_right(site, prompt, heard)
 
 
