@@ -49,39 +49,37 @@ def unsorted_candidates(x: torch.Tensor, params: Sequence[SamplingParams]) -> Ca
     ids = torch.arange(x.shape[-1], device=x.device).expand_as(x)
     if all(item.min_p == 0.0 for item in params):
         return Candidates(ids, x, None)
-    threshold = _min_p_threshold(params, x.device)
+    is_kept, margin = _min_p(x, params)
     floor = torch.full((x.shape[0],), math.inf, device=x.device)
-    return Candidates(ids, x, Cut(x >= threshold, _distance(x, threshold), floor))
+    return Candidates(ids, x, Cut(is_kept, margin, floor))
 
 
 def num_listed(params: SamplingParams, vocab_size: int) -> int:
-    """How many best tokens to list at first; depends on this row's parameters only."""
-    wanted = params.top_k + _MARGIN_TOKENS if 0 < params.top_k < vocab_size else _NUCLEUS_GUESS
-    return min(vocab_size, wanted)
+    """How many best tokens to list at first; 0 if no filter needs an order. Depends on this row's parameters
+    only.
+    """
+    if 0 < params.top_k < vocab_size:
+        return min(vocab_size, params.top_k + _MARGIN_TOKENS)
+    return min(vocab_size, _NUCLEUS_GUESS) if params.top_p < 1.0 else 0
 
 
-def sorted_candidates(x: torch.Tensor, params: Sequence[SamplingParams], num: int) -> Candidates | None:
+def sorted_candidates(
+    x: torch.Tensor, params: Sequence[SamplingParams], num: int
+) -> tuple[Candidates, torch.Tensor]:
     """The `num` best tokens of `[num_rows, vocab]` in order, filtered by top-k, top-p and min-p in this
     order.
 
-    None if a nucleus does not end among them: list more. Top-p keeps the smallest set of best tokens whose
-    mass, of what top-k left, is at least p, and at least one token.
+    Top-p keeps the smallest set of best tokens whose mass, of what top-k left, is at least p, and at least
+    one token. Also returns which rows (bool `[num_rows]`) have a nucleus that does not end among the listed:
+    they need a longer list.
     """
     vocab_size = x.shape[-1]
     ids = top_ids(x, num)
     values = x.gather(-1, ids)
     rank = torch.arange(num, device=x.device)[None, :]  # [1, num]
     in_k, margin_k = _top_k(values, rank, params, vocab_size)
-    mass = _mass_before(x, values, in_k, params)  # [num_rows, num + 1]
-    p = _column([item.top_p if item.top_p < 1.0 else math.inf for item in params], x.device)
-    is_open = torch.tensor([[item.top_p < 1.0] for item in params], device=x.device)
-    if num < vocab_size and bool((is_open & in_k[:, -1:] & (mass[:, -1:] < p)).any()):
-        return None
-    in_p = (mass[:, :-1] < p) | (rank == 0)
-    margin_p = torch.minimum((mass[:, :-1] - p).abs(), _border_gap(values, in_p))
-    threshold = _min_p_threshold(params, x.device)
-    in_m = values >= threshold
-    margin_m = _distance(values, threshold)
+    in_p, margin_p, is_open = _top_p(x, values, in_k, params)
+    in_m, margin_m = _min_p(values, params)
     is_kept = in_k & in_p & in_m
     margin = torch.where(
         is_kept,
@@ -92,7 +90,7 @@ def sorted_candidates(x: torch.Tensor, params: Sequence[SamplingParams], num: in
         .maximum(margin_m.masked_fill(in_m, 0.0)),
     )
     floor = margin[:, -1] if num < vocab_size else torch.full_like(margin[:, -1], math.inf)
-    return Candidates(ids, values, Cut(is_kept, margin, floor))
+    return Candidates(ids, values, Cut(is_kept, margin, floor)), is_open & (num < vocab_size)
 
 
 def _top_k(
@@ -115,9 +113,20 @@ def _border_gap(values: torch.Tensor, is_in: torch.Tensor) -> torch.Tensor:
     return torch.where(has_cut & ~gap.isnan(), gap, math.inf)  # masked tokens: -inf - -inf
 
 
-def _mass_before(
+def _top_p(
     x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor, params: Sequence[SamplingParams]
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    p = _column([item.top_p if item.top_p < 1.0 else math.inf for item in params], x.device)
+    mass = _mass_before(x, values, in_k)  # [num_rows, num + 1]
+    before = mass[:, :-1]
+    before[:, 0] = -math.inf  # the best token is always in
+    in_p = before < p
+    margin = torch.minimum((before - p).abs(), _border_gap(values, in_p))
+    is_open = (mass[:, -1:] < p) & (p < math.inf) & in_k[:, -1:]
+    return in_p, margin, is_open[:, 0]
+
+
+def _mass_before(x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor) -> torch.Tensor:
     """Cumulative mass before each listed token and after the last, in float32: `[num_rows, num + 1]`."""
     listed = values.masked_fill(~in_k, -math.inf)
     is_cut = ~in_k.all(-1, keepdim=True)  # top-k ends among the listed: its tokens alone make up the mass
@@ -128,12 +137,15 @@ def _mass_before(
     return torch.cat([torch.zeros_like(mass[:, :1]), mass], dim=-1)
 
 
-def _min_p_threshold(params: Sequence[SamplingParams], device: torch.device) -> torch.Tensor:
-    return _column([math.log(item.min_p) if item.min_p > 0.0 else -math.inf for item in params], device)
-
-
-def _distance(values: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    return torch.where(threshold == -math.inf, math.inf, (values - threshold).abs())
+def _min_p(values: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
+    logs = [math.log(item.min_p) if item.min_p > 0.0 else -math.inf for item in params]
+    threshold = _column(logs, values.device)
+    is_best = values == 0.0
+    second = values.masked_fill(is_best, -math.inf).amax(-1, keepdim=True)
+    lead = torch.where(is_best.sum(-1, keepdim=True) > 1, 0.0, -second)
+    # the best token can only be dropped by one that overtakes it
+    margin = torch.where(is_best, lead - threshold, (values - threshold).abs())
+    return values >= threshold, torch.where(threshold == -math.inf, math.inf, margin)
 
 
 def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:

@@ -34,11 +34,6 @@ class SamplingRow:
         return self.params.temperature == 0.0
 
     @property
-    def is_sorted(self) -> bool:
-        """Whether a filter needs the candidates in order."""
-        return self.params.top_k > 0 or self.params.top_p < 1.0
-
-    @property
     def is_adjusted(self) -> bool:
         """Whether bias, penalties or the mask change the logits."""
         params = self.params

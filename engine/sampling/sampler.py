@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from core.errors import StepFailed
-from core.request import TokenLogprob
+from core.request import SamplingParams, TokenLogprob
 from engine.sampling.adjust import adjust
 from engine.sampling.filters import Candidates, num_listed, sorted_candidates, unsorted_candidates
 from engine.sampling.logprobs import token_logprobs
@@ -22,12 +22,19 @@ from engine.sampling.row import SamplingRow
 from engine.step import SampledToken
 
 _GREEDY, _UNSORTED = -1, 0  # kinds of work; a positive kind is the number of candidates to list
+_MIN_TEMPERATURE = 1e-30  # still a normal float32
 _Chosen = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # token ids, gaps and best logits, each [num_rows]
 _WIDER = 16  # a nucleus that does not end among the listed: list that many times more
 
 
 class Sampler:
-    """Stateless; `sample` may be called with any rows in any order."""
+    """Stateless; `sample` may be called with any rows in any order.
+
+    `tile_rows` is how many sampled rows are worked on together at most (default: one on a CPU, all on a GPU).
+    """
+
+    def __init__(self, tile_rows: int | None = None) -> None:
+        self._tile_rows = tile_rows
 
     @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
@@ -54,18 +61,15 @@ class Sampler:
     def _group(self, rows: Sequence[SamplingRow], logits: torch.Tensor) -> dict[int, list[int]]:
         groups: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
-            kind = _UNSORTED
-            if row.is_greedy:
-                kind = _GREEDY
-            elif row.is_sorted:
-                kind = num_listed(row.params, logits.shape[-1])
+            kind = _GREEDY if row.is_greedy else num_listed(row.params, logits.shape[-1])
             groups.setdefault(kind, []).append(index)
         return groups
 
     def _tiles(self, kind: int, indexes: list[int], device: torch.device) -> list[list[int]]:
-        if kind == _GREEDY or device.type != "cpu":
+        if kind == _GREEDY:  # only comparisons: no neighbour can matter
             return [indexes]
-        return [[index] for index in indexes]
+        size = self._tile_rows or (1 if device.type == "cpu" else len(indexes))
+        return [indexes[start : start + size] for start in range(0, len(indexes), size)]
 
     def _run(
         self, kind: int, tile: list[int], logits: torch.Tensor, rows: Sequence[SamplingRow]
@@ -79,22 +83,20 @@ class Sampler:
         token_ids, gaps, best = _greedy(x) if kind == _GREEDY else _drawn(x, chosen, kind)
         # one transfer for all; float64 holds ids and float32 exactly
         columns = torch.stack([token_ids.double(), gaps.double(), best.double()], dim=1).tolist()
-        for index, (_, _, maximum) in zip(tile, columns, strict=True):
-            if not math.isfinite(maximum):
+        for index, (_, gap, maximum) in zip(tile, columns, strict=True):
+            if not math.isfinite(maximum) or math.isnan(gap):
                 raise StepFailed("logits are not finite", row=index)
         return [(int(token_id), gap) for token_id, gap, _ in columns]
 
     def _logprobs(
         self, logits: torch.Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
     ) -> list[TokenLogprob | None]:
-        return [
-            None
-            if row.params.logprobs is None
-            else token_logprobs(logits[index : index + 1], token_ids[index : index + 1], row.params.logprobs)[
-                0
-            ]
-            for index, row in enumerate(rows)
-        ]
+        found: list[TokenLogprob | None] = []
+        for index, row in enumerate(rows):
+            num_top = row.params.logprobs
+            here = slice(index, index + 1)
+            found += [None] if num_top is None else token_logprobs(logits[here], token_ids[here], num_top)
+        return found
 
 
 def _greedy(x: torch.Tensor) -> _Chosen:
@@ -113,18 +115,31 @@ def _drawn(x: torch.Tensor, rows: Sequence[SamplingRow], kind: int) -> _Chosen:
     """A token of each row of `[num_rows, vocab]` by the Gumbel-max trick over what the filters keep."""
     best = x.amax(-1)
     params = [row.params for row in rows]
-    temperature = torch.tensor([item.temperature for item in params], dtype=torch.float32, device=x.device)
+    temperatures = [max(item.temperature, _MIN_TEMPERATURE) for item in params]
+    temperature = torch.tensor(temperatures, dtype=torch.float32, device=x.device)
     # shifted first, so that no temperature overflows and the best tokens keep their precision
     x = (x - best[:, None]) / temperature[:, None]
     keys = key_tensor([row_key(row.params.seed, row.sample_index, row.position) for row in rows], x.device)
     if kind == _UNSORTED:
-        candidates: Candidates | None = unsorted_candidates(x, params)
+        token_ids, gaps = _draw(unsorted_candidates(x, params), keys)
     else:
-        while (candidates := sorted_candidates(x, params, kind)) is None:
-            kind = min(x.shape[-1], kind * _WIDER)
-    assert candidates is not None
-    token_ids, gaps = _draw(candidates, keys)
+        token_ids, gaps = _draw_sorted(x, params, keys, kind)
     return token_ids, gaps * temperature.clamp(max=1.0), best
+
+
+def _draw_sorted(
+    x: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor, num: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`_draw` over the `num` best tokens, over more of them for the rows that need it."""
+    candidates, is_open = sorted_candidates(x, params, num)
+    token_ids, gaps = _draw(candidates, keys)
+    again = is_open.nonzero()[:, 0]
+    if len(again):
+        wider = min(x.shape[-1], num * _WIDER)
+        token_ids[again], gaps[again] = _draw_sorted(
+            x[again], [params[index] for index in again.tolist()], keys[again], wider
+        )
+    return token_ids, gaps
 
 
 def _draw(candidates: Candidates, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
