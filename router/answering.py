@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from core.clock import Clock, Deadline
+from core.errors import Cancelled
 from core.jobs import GenerateEvent
 from core.request import FinishReason, Request, TokenLogprob
 from router.admission import Admission
@@ -191,6 +192,10 @@ class Answering:
         try:
             async with self._admission.place(self._deadline):
                 await self._pipeline.serve(request, reader, self._deadline)
+        except asyncio.CancelledError:
+            # usually nobody reads any more; if somebody does, it must not wait for ever
+            self._events.put_nowait(Cancelled("the request was given up"))
+            raise
         except Exception as error:  # noqa: BLE001 - handed to whoever reads the events
             self._events.put_nowait(error)
         else:

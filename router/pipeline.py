@@ -295,6 +295,7 @@ class _Run:
         num_tokens = self._request.num_prompt_tokens + len(records[0].emitted)
         num_cached = decision.reader.num_cached_tokens
         load = prefill.reserve(max(1, num_tokens - num_cached), len(records), self._clock.now())
+        claim = None if decode is None else decode.reserve(0, len(records), self._clock.now())
         self.legs += legs
         try:
             result = await self._while_alive(prefill, prefill.worker.prefill(job))
@@ -311,6 +312,8 @@ class _Run:
             return False
         finally:
             prefill.release(load)
+            if decode is not None and claim is not None:
+                decode.release(claim)
         if decode is None:
             self._close_leg(legs[0])
         return True

@@ -137,7 +137,7 @@ class SamplingFields(ApiModel):
     # extensions, named as other servers name them
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=10)] | None = None
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
     ignore_eos: bool = False
     stop_token_ids: Annotated[tuple[int, ...], BeforeValidator(_token_ids)] = ()

@@ -305,6 +305,19 @@ async def test_an_error_after_the_first_token_is_the_last_event_and_no_done_foll
     assert "".join(event["choices"][0]["text"] for event in events[:-1]) == _text(2)
 
 
+async def test_a_first_token_that_takes_long_does_not_hold_the_head_back_for_ever() -> None:
+    worker = ScriptedWorker(Role.DECODE, "d", pause_at=0)
+    async with serving(worker, head_hold_s=0) as api:
+        task, gone, sent = await _raw(api, {"stream": True, "max_tokens": 2, "seed": 5})
+        await settle()
+        assert sent[0]["status"] == 200
+        worker.resume.set()
+        await task
+        assert not gone.is_set()
+        assert sent[-2]["body"] == b"data: [DONE]\n\n"
+        assert await api.metric("baton_requests_total", outcome="succeeded") == 1
+
+
 # ---------------------------------------------------------------- refusals
 
 

@@ -468,6 +468,20 @@ async def test_load_that_was_placed_is_counted_until_it_is_gone() -> None:
         assert entry.num_reserved_seqs == entry.num_reserved_tokens == 0
 
 
+async def test_a_decode_worker_that_waits_for_a_prefill_is_counted_as_taken() -> None:
+    prefill, decode = _p(hold=asyncio.Event()), _d()
+    async with Fleet(prefill, decode, **REMOTE) as fleet:
+        task, _ = fleet.begin(new_request(num_samples=2))
+        await settle()
+        entries = {entry.ref.worker_id: entry for entry in fleet.table.entries()}
+        assert (entries["p"].num_reserved_tokens, entries["p"].num_reserved_seqs) == (10, 2)
+        assert (entries["d"].num_reserved_tokens, entries["d"].num_reserved_seqs) == (0, 2)
+        assert prefill.hold is not None
+        prefill.hold.set()
+        await task
+        assert all(entry.num_reserved_seqs == 0 for entry in entries.values())
+
+
 async def test_a_worker_error_names_its_code_in_the_retry_counter() -> None:
     decode = _d(break_at={2: WorkerLost("gone")})
     async with Fleet(decode) as fleet:
