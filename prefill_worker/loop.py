@@ -21,13 +21,13 @@ from core.worker_status import WorkerStatus
 from engine.kv.cache import KVCache
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
-from engine.step import StepOutput
+from engine.step import ScheduledSequence, StepOutput, StepPlan
 from prefill_worker.config import PrefillConfig
 from prefill_worker.first_tokens import first_tokens
 from prefill_worker.metrics import TicketMetrics
 from prefill_worker.outbox import Outbox
 from prefill_worker.prompt import Prompt
-from prefill_worker.scheduler import PrefillPlan, PrefillScheduler
+from prefill_worker.scheduler import PrefillScheduler
 
 _log = logging.getLogger(__name__)
 
@@ -133,14 +133,7 @@ class PrefillLoop:
             self._start(prompt)
         before = self._clock.now()
         self._observe_slots(before)
-        try:
-            output = self._runner.run(plan.step)
-        except Exception as error:  # noqa: BLE001 (logged, and told to each of the step's prompts)
-            _log.exception("a step of %d sequences failed", len(plan.prompts))
-            for prompt in plan.prompts:
-                self._end(prompt, _step_failed(error))
-        else:
-            self._apply(plan, output)
+        self._run(plan.step.scheduled, plan.prompts)
         now = self._clock.now()
         self.progress_at = now
         self._metrics.observe_step(now - before, plan.step.num_tokens)
@@ -227,8 +220,28 @@ class PrefillLoop:
             is_prefix_cache_read=job.request.is_prefix_cache_read,
         )
 
-    def _apply(self, plan: PrefillPlan, output: StepOutput) -> None:
-        for index, (item, prompt) in enumerate(zip(plan.step.scheduled, plan.prompts, strict=True)):
+    def _run(self, scheduled: tuple[ScheduledSequence, ...], prompts: tuple[Prompt, ...]) -> None:
+        """Compute and apply; if that fails, one by one, so that only prompts which fail alone are lost.
+
+        Nothing of a failed step was applied, and computing a token again writes the same KV to the same
+        slots.
+        """
+        try:
+            output = self._runner.run(StepPlan(scheduled))
+        except Exception as error:  # noqa: BLE001 (logged, and told to the prompt that it hits)
+            _log.exception("a step of %d sequences failed", len(prompts))
+            if len(prompts) == 1:
+                self._end(prompts[0], _step_failed(error))
+                return
+            for item, prompt in zip(scheduled, prompts, strict=True):
+                self._run((item,), (prompt,))
+        else:
+            self._apply(scheduled, prompts, output)
+
+    def _apply(
+        self, scheduled: tuple[ScheduledSequence, ...], prompts: tuple[Prompt, ...], output: StepOutput
+    ) -> None:
+        for index, (item, prompt) in enumerate(zip(scheduled, prompts, strict=True)):
             sequence = prompt.sequence
             is_read = item.reaches_end
             sequence.num_computed_tokens += item.num_scheduled_tokens

@@ -133,6 +133,32 @@ async def test_a_failing_step_fails_its_prompts_and_the_worker_goes_on(
     assert bad.ticket_id not in site.decode.arrivals or bad.ticket_id in site.decode.tombstones
 
 
+async def test_a_prompt_that_breaks_a_step_does_not_take_its_neighbours_along(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = await make_site(max_num_seqs=8, token_budget=64)
+    run, steps = site.runner.run, list[set[str]]()
+
+    def run_and_record(plan: StepPlan) -> StepOutput:
+        steps.append({item.sequence.request.request_id for item in plan.scheduled})
+        return run(plan)
+
+    monkeypatch.setattr(site.runner, "run", run_and_record)
+    ahead = site.job(prompt_ids(LONG), request_id="ahead")  # while it is read, the others gather
+    # a penalty below float32's range makes this prompt's logits infinite, and nobody else's
+    poison = site.job(prompt_ids(9), request_id="poison", repetition_penalty=1e-45)
+    before, after = (site.job(prompt_ids(n), request_id=str(n)) for n in (10, 11))
+    results = await asyncio.gather(
+        *(site.worker.prefill(job) for job in (ahead, before, poison, after)), return_exceptions=True
+    )
+    assert any(step >= {"10", "poison", "11"} for step in steps)
+    assert isinstance(results.pop(2), StepFailed)
+    for result, length in zip(results, (LONG, 10, 11), strict=True):
+        assert isinstance(result, PrefillResult)
+        assert list(result.deltas[0].token_ids) == oracle_greedy(site.folder, prompt_ids(length), 1)
+    await site.settle()
+
+
 @pytest.mark.parametrize("where", ["computing", "waiting for the grant"])
 async def test_a_deadline_ends_the_call_in_time_and_aborts_the_ticket(
     make_site: MakeSite, where: str
