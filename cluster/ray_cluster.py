@@ -12,6 +12,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class StartFailed(Exception):
 
 
 class RayCluster:
-    """One local cluster, in the folder `run_dir`. Use as: start, deploy, …, stop; `stop` also after a failure
+    """One cluster, in the folder `run_dir`. Use as: start, deploy, …, stop; `stop` also after a failure
     in between.
     """
 
@@ -48,9 +49,19 @@ class RayCluster:
         self._host = host
         self._port = port
         self._registry: Any = None
+        # Ray's processes die with the thread that starts them, and break if a signal's exception comes between
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
+        self._starting: Future[None] | None = None
 
     def start(self) -> None:
-        """Start Ray or join it; start the Serve controller, its proxies and the registry."""
+        """Start Ray or join it; start the Serve controller, its proxies and the registry.
+
+        A signal's exception ends the wait, not the start: `stop` waits for it.
+        """
+        self._starting = self._thread.submit(self._start)
+        self._starting.result()
+
+    def _start(self) -> None:
         ports = IngressPorts(*free_ports(self._host, IngressPorts.COUNT))
         os.environ.update(serve_environment(self._run_dir, ports))
         import ray
@@ -64,6 +75,7 @@ class RayCluster:
             "include_dashboard": False,
             "_temp_dir": str(self._run_dir / "r"),
         }
+        logging.getLogger("ray._private.worker").addFilter(_is_no_news)
         with _sigint_kept_from_children():
             ray.init(
                 address=self._address,
@@ -117,6 +129,9 @@ class RayCluster:
         Deleting the application is what drains it. Serve's own shutdown is left out: there is nothing left
         that it would spare, and it ends with Ray reporting the controller's death as an error.
         """
+        if self._starting is None:
+            return
+        wait((self._starting,))
         import ray
         from ray import serve
 
@@ -131,10 +146,16 @@ class RayCluster:
         ours |= processes_of_run(self._run_dir, os.getpid())
         for process in end_processes(ours, _END_GRACE_S):
             _log.warning("process %d had to be killed", process.pid)
+        self._thread.shutdown()
 
     def end(self) -> None:
         """End every process of the run at once; open streams break."""
         end_processes(processes_of_run(self._run_dir, os.getpid()), grace_s=1.0)
+
+
+def _is_no_news(record: logging.LogRecord) -> bool:
+    """Drops the one warning that is meant so: the signal handlers stay ours."""
+    return "SIGTERM handler is not set" not in record.getMessage()
 
 
 def _own_words(report: str) -> str:

@@ -80,11 +80,7 @@ def show_service(console: Console, url: str, model: str) -> None:
 
 def _start(cluster: RayCluster, config: BatonConfig, steps: Steps, stopper: Stopper) -> None:
     with steps.step("starting Ray"):
-        try:
-            cluster.start()
-        except SystemExit as request:  # ray.init puts a SIGTERM handler of its own in place
-            raise StopRequested from request
-        stopper.install()
+        cluster.start()
     from cluster.app import build_application
 
     with steps.step("starting router and workers") as tell:

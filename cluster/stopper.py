@@ -41,6 +41,8 @@ class Stopper:
             self._raises = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # while it starts, Ray's core has its own handler before this one, which would abort after 3 s
+        signal.alarm(0)
         self.requested.set()
         if self._raises:
             self._raises = False
