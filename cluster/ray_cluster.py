@@ -49,7 +49,7 @@ class RayCluster:
         self._host = host
         self._port = port
         self._registry: Any = None
-        # Ray's processes die with the thread that starts them, and break if a signal's exception comes between
+        # Ray's processes die with the thread that starts them, and break if a signal's exception comes in
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._starting: Future[None] | None = None
 
