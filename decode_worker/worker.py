@@ -13,7 +13,6 @@ import os
 import platform
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import cast
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -141,7 +140,7 @@ class DecodeWorker:
 
     def watch(self) -> AsyncGenerator[WatchEvent, None]:
         """A snapshot of the cached blocks, then numbered changes and a status each second."""
-        return cast("AsyncGenerator[WatchEvent, None]", self._feed.subscribe())
+        return self._feed.subscribe()
 
     async def metrics(self) -> bytes:
         """All series of this worker in Prometheus' text format."""

@@ -92,11 +92,15 @@ class StepThread:
         self._drain_commands(wait=False)
 
     def _drain_commands(self, wait: bool) -> None:
+        """Run the commands that wait now; those that come meanwhile wait for the next step, so that a peer
+        that pushes as fast as blocks are written cannot keep the streams from stepping.
+        """
+        num_waiting = self._commands.qsize()
         try:
-            command = self._commands.get(timeout=self._idle_tick_s) if wait else self._commands.get_nowait()
-            while True:
-                self._guard(command)
-                command = self._commands.get_nowait()
+            if wait and num_waiting == 0:
+                self._guard(self._commands.get(timeout=self._idle_tick_s))
+            for _ in range(num_waiting):
+                self._guard(self._commands.get_nowait())
         except queue.Empty:
             return
 

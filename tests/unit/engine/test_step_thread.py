@@ -78,6 +78,22 @@ def test_a_broken_step_does_not_stop_the_loop(running: tuple[Work, StepThread]) 
     assert work.steps == 3
 
 
+def test_commands_that_never_cease_do_not_keep_steps_from_running(running: tuple[Work, StepThread]) -> None:
+    work, thread = running
+    posts = 0
+
+    def post_again() -> None:
+        nonlocal posts
+        posts += 1
+        if not work.done.is_set():
+            thread.post(post_again)
+
+    thread.post(post_again)
+    thread.submit(lambda: work.add(50)).result(5)
+    assert work.done.wait(5)
+    assert posts >= 50
+
+
 def test_coroutines_can_await_a_command(running: tuple[Work, StepThread]) -> None:
     _, thread = running
     assert asyncio.run(thread.call(threading.get_ident)) != threading.get_ident()

@@ -140,8 +140,9 @@ async def test_an_event_that_changes_nothing_is_no_news() -> None:
 
 
 @in_virtual_time
-async def test_a_slow_watcher_is_ended_and_gets_the_whole_set_when_it_watches_anew() -> None:
+async def test_a_slow_watcher_loses_its_backlog_and_gets_the_whole_set_in_its_place() -> None:
     feed = started_feed(max_pending_events=10)
+    feed.publish_status(status(1))
     slow, quick = Watching(feed), Watching(feed)
     await asyncio.sleep(0.1)
     slow.may_read.clear()
@@ -149,13 +150,30 @@ async def test_a_slow_watcher_is_ended_and_gets_the_whole_set_when_it_watches_an
         feed.append([stored(number)])
         await asyncio.sleep(0.01)
     slow.may_read.set()
-    await asyncio.wait_for(slow.task, 1)  # ended, without an error
-    assert len(slow.parents) < 50
-    again = Watching(feed)
     await asyncio.sleep(0.1)
-    assert again.parents == quick.parents == dict.fromkeys(map(name, range(50)))
-    await again.stop()
+    assert sum(event.snapshot is not None for event in slow.events) == 2
+    assert slow.parents == quick.parents == dict.fromkeys(map(name, range(50)))
+    assert slow.events[-1].status == status(1)
+    feed.append([stored(50)])
+    await asyncio.sleep(0.1)
+    assert slow.events[-1].events == (stored(50),)
+    await slow.stop()
     await quick.stop()
+
+
+@in_virtual_time
+async def test_the_last_status_is_repeated_while_a_long_step_keeps_the_step_thread_silent() -> None:
+    feed = started_feed()
+    feed.publish_status(status(5))
+    watching = Watching(feed)
+    await asyncio.sleep(0.1)
+    heard = len(watching.events)
+    await asyncio.sleep(10)
+    repeated = watching.events[heard:]
+    assert 9 <= len(repeated) <= 10
+    assert all(event.status == status(5) for event in repeated)
+    feed.close()
+    await asyncio.wait_for(watching.task, 1)
 
 
 @in_virtual_time
