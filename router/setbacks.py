@@ -56,6 +56,9 @@ class Setbacks:
                 # the prompt does not fit this prefill worker's pool; a decode worker may still read it
                 self._avoid(blamed, math.inf)
             case WorkerLost() | StaleEpoch():
+                if blamed is target:
+                    # prefill cannot reach it; if our own way to it is open, it can read the prompt itself
+                    self._local_only.add(_name(blamed))
                 self._avoid(blamed, self._config.max_backoff_s)
                 self._count(error)
             case HandoffError() if blamed is target:

@@ -23,7 +23,7 @@ from core.ids import Role, WorkerRef
 from core.worker_status import Announcement
 from router.app import create_app
 from router.served_model import ServedModel
-from router.worker_clients import connect_grpc
+from router.worker_clients import GrpcWorker
 from router.workers import Worker
 from tests.e2e.client import Client
 from tests.e2e.harness import ROOT, free_port, is_ready
@@ -101,7 +101,7 @@ class SplitSystem:
         def connect(ref: WorkerRef) -> Worker:
             """The router reaches decode directly: the bridge is prefill's way alone."""
             is_listed = ref.address == listed.ref.address
-            return connect_grpc(dataclasses.replace(ref, address=direct) if is_listed else ref)
+            return GrpcWorker(dataclasses.replace(ref, address=direct) if is_listed else ref)
 
         config = config_from_settings(settings)
         app = create_app(

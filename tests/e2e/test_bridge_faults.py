@@ -82,15 +82,21 @@ def test_a_second_turn_sends_only_the_blocks_that_decode_lacks(fleet: Fleet, spl
     assert rise(before, scrape(split.client), telemetry.KV_TRANSFER_BYTES) == missing * split.block_bytes
 
 
-@pytest.mark.parametrize("mode", [Mode.REFUSE, Mode.SWALLOW])
+@pytest.mark.parametrize(
+    ("mode", "is_cut"), [(Mode.REFUSE, True), (Mode.SWALLOW, True), (Mode.SWALLOW, False)]
+)
 def test_with_the_transfer_blocked_no_byte_arrives_and_decode_prefills(
-    fleet: Fleet, split: SplitSystem, mode: Mode
+    fleet: Fleet, split: SplitSystem, mode: Mode, is_cut: bool
 ) -> None:
+    """Blocked by refused connections, by packets that are lost, or lost on a connection that stays open."""
+    ask(fleet, split, [prompts.HELLO] * 20)
+    wait_idle(split.client)
     before = scrape(split.client)
     split.bridge.mode = mode
-    split.bridge.cut()
+    if is_cut:
+        split.bridge.cut()
     start = time.monotonic()
-    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=43 + len(mode)))
+    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=43 + 2 * len(mode) + is_cut))
     assert time.monotonic() - start < 20.0
     wait_idle(split.client)
     after = scrape(split.client)
