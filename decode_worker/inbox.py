@@ -57,6 +57,9 @@ class _Arrival:
         return self.ticket.num_blocks - len(self.held)
 
 
+_SWEEP_PERIOD_S = 1.0  # `expire` runs before each step; tombstones are many and in no hurry
+
+
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     """What became of a ticket, remembered until `until` so that late messages are understood."""
@@ -261,8 +264,10 @@ class Inbox:
             key for key, arrival in self._arrivals.items() if self._is_overdue(key, arrival, now)
         ]:
             self._end(ticket_id, TicketState.EXPIRED)
-        for ticket_id in [key for key, tombstone in self._tombstones.items() if now >= tombstone.until]:
-            del self._tombstones[ticket_id]
+        if now - self._swept_at >= _SWEEP_PERIOD_S:
+            self._swept_at = now
+            for ticket_id in [key for key, tombstone in self._tombstones.items() if now >= tombstone.until]:
+                del self._tombstones[ticket_id]
 
     # ------------------------------------------------------------ accounts
 

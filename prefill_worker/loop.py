@@ -268,11 +268,21 @@ class PrefillLoop:
         )
         is_finished = all(delta.finish_reason is not None for delta in deltas)
         if prompt.is_handed_over and not is_finished:
+            self._clear_tail(prompt)
             self._lease_blocks(prompt, len(prompt.sequence.block_table), is_last=True)
         for delta in deltas:
             self._metrics.observe_finish(delta.finish_reason.value if delta.finish_reason else "handed_over")
         self._forget(prompt)
         self._listener.computed(prompt, result, is_finished)
+
+    def _clear_tail(self, prompt: Prompt) -> None:
+        """A tail block travels whole:
+
+        Behind its last token must not travel what another tenant left there.
+        """
+        num_full, num_tail = divmod(prompt.sequence.num_computed_tokens, self._block_size)
+        if num_tail:
+            self._cache.pool.clear_slots(prompt.sequence.block_table[num_full], num_tail)
 
     def _lease_blocks(self, prompt: Prompt, num_blocks: int, is_last: bool = False) -> None:
         """Give the bridge the blocks up to `num_blocks`, which nobody writes any more."""

@@ -83,6 +83,10 @@ class KVPool:
         targets = torch.tensor([target for _, target in pairs], device=self.device)
         self.tensor[:, :, targets] = self.tensor[:, :, sources]
 
+    def clear_slots(self, block_id: int, first_slot: int) -> None:
+        """Zero the slots of a block from `first_slot` on: what its former owners left there."""
+        self.tensor[:, :, block_id, :, first_slot:] = 0
+
     @property
     def _block_shape(self) -> tuple[int, int, int, int, int]:
         shape = self._bytes.shape

@@ -45,6 +45,18 @@ async def test_the_kv_arrives_over_grpc_as_it_was_computed(make_site: MakeSite) 
     await site.settle()
 
 
+async def test_a_tail_block_does_not_carry_what_its_former_owner_left_there(make_site: MakeSite) -> None:
+    site = await make_site()
+    site.runner.cache.pool.tensor.fill_(7.0)  # another tenant's KV in every free block
+    job = site.job(prompt_ids(19))
+    await site.worker.prefill(job)
+    await site.settle()
+    arrival = site.decode.arrivals[job.ticket_id]
+    tail = np.frombuffer(arrival.blocks[1], np.float32).reshape(arrival.ticket.layout.block_shape)
+    assert not np.any(tail[:, :, :, 3:])
+    assert np.all(np.any(tail[:, :, :, :3], axis=-1))
+
+
 async def test_prompts_that_share_steps_do_not_mix(make_site: MakeSite) -> None:
     site = await make_site(token_budget=64)
     jobs = [
