@@ -42,6 +42,9 @@ class RouterConfig:
     has already been placed waits for a replacement until `give_up_before_s` before its deadline.
     `max_failures`: worker failures (not refusals) that one request survives.
 
+    `suspect_after_s`: a worker that reports nothing for so long gets no new work. It reports between its
+    steps, so this must exceed the longest step; a stopped process is noticed sooner, by its connection.
+
     Placement (milliseconds): `tie_ms` within which candidates count as equal; `handoff_overhead_ms` fixed
     cost of a handoff; `local_prefill_penalty` how much dearer a token read on a decode worker is; the rates
     are assumed until measured.
@@ -75,7 +78,7 @@ class RouterConfig:
 
     membership_poll_s: float = 0.5
     membership_timeout_s: float = 2.0
-    suspect_after_s: float = 3.0
+    suspect_after_s: float = 8.0
     reconnect_s: float = 0.5
     metrics_timeout_s: float = 0.5
 

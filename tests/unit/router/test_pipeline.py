@@ -346,7 +346,7 @@ async def test_a_stream_that_its_worker_gives_up_goes_on(error: ServingError) ->
 
 async def test_a_silent_worker_is_left_when_another_can_take_over() -> None:
     frozen = _d("d1", pause_at=3)
-    async with Fleet(_p(), frozen, **REMOTE) as fleet:
+    async with Fleet(_p(), frozen, suspect_after_s=3.0, **REMOTE) as fleet:
         task, reader = fleet.begin(new_request(8))
         await settle()
         other = _d("d2")

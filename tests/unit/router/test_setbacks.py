@@ -1,80 +1,118 @@
-"""Setbacks: what a failure says about the next placement."""
+"""What follows from a failure: whom to avoid, for how long, and when to give up."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from core.errors import InvalidRequest, ReservationRefused, ServingError, TransferCorrupt, WorkerLost
+from core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ReservationRefused,
+    ServingError,
+    StaleEpoch,
+    StepFailed,
+    TransferTimeout,
+    WorkerDraining,
+    WorkerLost,
+)
 from core.ids import Epoch, Role, WorkerId, WorkerRef
 from router.config import RouterConfig
 from router.setbacks import Setbacks
+from tests.doubles import FakeClock
 
-PREFILL = WorkerRef(WorkerId("p"), Role.PREFILL, Epoch(1), "p:1")
-DECODE = WorkerRef(WorkerId("d"), Role.DECODE, Epoch(2), "d:1")
-
-
-class HandClock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-
-    def now(self) -> float:
-        return self.time
+P = WorkerRef(WorkerId("p"), Role.PREFILL, Epoch(1), "")
+D = WorkerRef(WorkerId("d"), Role.DECODE, Epoch(1), "")
+CONFIG = RouterConfig(refusal_backoff_s=0.1, max_backoff_s=1.0, max_failures=3)
 
 
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def setbacks(clock: HandClock) -> Setbacks:
-    return Setbacks(RouterConfig(max_failures=3, max_backoff_s=1.0), clock)
+def _new() -> tuple[Setbacks, FakeClock]:
+    clock = FakeClock()
+    return Setbacks(CONFIG, clock), clock
 
 
 @pytest.mark.parametrize(
-    "error",
-    [WorkerLost("no way to decode", worker_id="d"), TransferCorrupt("a bad frame", worker_id="d")],
-    ids=lambda error: error.code,
+    ("error", "avoided"),
+    [
+        (ReservationRefused("full"), D),
+        (WorkerDraining("drains", worker_id="d"), D),
+        (WorkerDraining("drains", worker_id="p"), P),
+        (WorkerLost("gone", worker_id="d"), D),
+        (WorkerLost("gone", worker_id="p"), P),
+        (WorkerLost("gone"), P),
+        (StaleEpoch("old", worker_id="p"), P),
+        (StaleEpoch("old"), D),
+        (StepFailed("boom"), P),
+        (Overloaded("full"), P),
+    ],
+    ids=repr,
 )
-def test_decode_that_prefill_cannot_send_to_may_still_read_the_prompt_itself(
-    setbacks: Setbacks, clock: HandClock, error: ServingError
+def test_the_worker_at_fault_is_avoided_for_a_while_and_the_other_is_not(
+    error: ServingError, avoided: WorkerRef
 ) -> None:
-    setbacks.note(error, PREFILL, DECODE)
-    clock.time += 1.1
-    assert not setbacks.is_avoided(DECODE)
-    assert not setbacks.is_handoff_target(DECODE)
+    setbacks, clock = _new()
+    setbacks.note(error, P, D)
+    assert [setbacks.is_avoided(ref) for ref in (P, D)] == [avoided is P, avoided is D]
+    assert setbacks.next_chance_at() <= clock.now() + CONFIG.max_backoff_s
+    clock.advance(CONFIG.max_backoff_s)
+    assert not setbacks.is_avoided(avoided)
+    assert setbacks.next_chance_at() == math.inf
 
 
-def test_a_lost_prefill_worker_is_avoided_and_decode_is_not_blamed(
-    setbacks: Setbacks, clock: HandClock
-) -> None:
-    setbacks.note(WorkerLost("it died", worker_id="p"), PREFILL, DECODE)
-    assert setbacks.is_avoided(PREFILL)
-    assert not setbacks.is_avoided(DECODE)
-    assert setbacks.is_handoff_target(DECODE)
-    assert setbacks.next_chance_at() == clock.now() + 1.0
-
-
-def test_refusals_are_no_failures_but_two_of_them_end_the_offers(
-    setbacks: Setbacks, clock: HandClock
-) -> None:
-    for _ in range(2):
-        assert setbacks.is_handoff_target(DECODE)
-        setbacks.note(ReservationRefused("no room", worker_id="d"), PREFILL, DECODE)
-        clock.time += 1.1
+def test_refusals_back_off_further_each_time_up_to_a_limit_and_are_not_failures() -> None:
+    setbacks, clock = _new()
+    waits = []
+    for _ in range(8):
+        setbacks.note(Overloaded("full"), D)
+        waits.append(setbacks.next_chance_at() - clock.now())
+        clock.advance(10)
+    assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0])
     assert setbacks.num_failures == 0
-    assert not setbacks.is_handoff_target(DECODE)
 
 
-def test_after_enough_failures_the_last_error_is_the_answer(setbacks: Setbacks) -> None:
-    for _ in range(3):
-        setbacks.note(WorkerLost("it died", worker_id="p"), PREFILL, DECODE)
-    with pytest.raises(WorkerLost):
-        setbacks.note(WorkerLost("it died", worker_id="p"), PREFILL, DECODE)
+def test_a_decode_worker_that_refuses_twice_is_sent_no_more_kv() -> None:
+    setbacks, _ = _new()
+    setbacks.note(ReservationRefused("full"), P, D)
+    assert setbacks.is_handoff_target(D)
+    setbacks.note(ReservationRefused("full"), P, D)
+    assert not setbacks.is_handoff_target(D)
 
 
-def test_the_clients_fault_is_never_tried_again(setbacks: Setbacks) -> None:
-    with pytest.raises(InvalidRequest):
-        setbacks.note(InvalidRequest("bad", param="n"), DECODE)
+def test_a_failed_transfer_makes_decode_read_the_prompt_without_delay() -> None:
+    setbacks, _ = _new()
+    setbacks.note(TransferTimeout("slow"), P, D)
+    assert not setbacks.is_handoff_target(D)
+    assert not setbacks.is_avoided(D)
+    assert not setbacks.is_avoided(P)
+
+
+def test_another_incarnation_of_an_avoided_worker_is_welcome() -> None:
+    setbacks, _ = _new()
+    setbacks.note(WorkerLost("gone"), D)
+    assert not setbacks.is_avoided(WorkerRef(D.worker_id, D.role, Epoch(2), ""))
+
+
+def test_a_prefill_worker_whose_pool_is_too_small_is_not_asked_again() -> None:
+    setbacks, clock = _new()
+    setbacks.note(ContextTooLong("pool"), P, D)
+    clock.advance(1e6)
+    assert setbacks.is_avoided(P)
+
+
+@pytest.mark.parametrize(
+    "error", [InvalidRequest("no"), DeadlineExceeded("late"), ServingError("?"), ContextTooLong("long")]
+)
+def test_what_another_try_cannot_mend_is_raised(error: ServingError) -> None:
+    with pytest.raises(type(error)):
+        _new()[0].note(error, D)
+
+
+def test_after_enough_failures_the_last_one_is_raised() -> None:
+    setbacks, _ = _new()
+    for _ in range(CONFIG.max_failures):
+        setbacks.note(WorkerLost("gone"), D)
+    with pytest.raises(StepFailed):
+        setbacks.note(StepFailed("boom"), D)

@@ -97,7 +97,7 @@ async def test_a_registry_that_lost_its_memory_takes_no_living_worker_away() -> 
 
 async def test_silence_makes_a_worker_suspect_and_a_sign_of_life_clears_it() -> None:
     worker = _d()
-    async with Fleet(worker) as fleet:
+    async with Fleet(worker, suspect_after_s=3.0) as fleet:
         worker.is_silent = True
         await fleet.pass_by(2.9)
         assert _states(fleet) == {"d": WorkerState.ALIVE}
@@ -124,7 +124,7 @@ async def test_what_runs_on_a_silent_worker_is_given_up_only_if_another_can_take
 
 async def test_a_silent_worker_that_also_left_the_list_is_dead() -> None:
     worker = _d()
-    async with Fleet(worker) as fleet:
+    async with Fleet(worker, suspect_after_s=3.0) as fleet:
         worker.is_silent = True
         fleet.listed = []
         await fleet.pass_by(5.0)
