@@ -16,8 +16,8 @@ from core.ids import Role
 
 # a stopping replica first drains, then takes its server and threads down; Serve kills it after both
 _TAKE_DOWN_S = 10.0
-# Serve counts three failed or timed-out checks before it replaces a replica that is there but does not answer
-_HEALTH_TIMEOUT_S = 5.0
+# Serve replaces a replica that is there but leaves three checks unanswered; a dead one is noticed at once
+_HEALTH_TIMEOUT_S = 10.0
 # each open stream is an ongoing request, and so are /health and /metrics
 _MAX_ONGOING_REQUESTS = 100_000
 

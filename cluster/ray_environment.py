@@ -51,12 +51,15 @@ def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
         "RAY_SERVE_PORT_QUARANTINE_S": "30",
         # a stopping router replica need not wait for load balancers outside this machine
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0.5",
-        # a killed HAProxy is back within seconds (default: three failures, ten seconds apart)
+        # a killed HAProxy is back within seconds (default: three failures, ten seconds apart); a slow answer
+        # may take its time, as replacing a proxy that only starves for CPU would cut all its streams
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "3",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "20",
         # the router's handlers send on the connection's own loop; no queue between two threads for each token
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        # Ray would kill router, proxies and workers when *other* programs fill this machine's memory
+        "RAY_memory_monitor_refresh_ms": "0",
         # whoever reaches Ray's ports could run code: a token is required, also on this machine
         "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
