@@ -21,6 +21,10 @@ class EngineConfig:
     hub. KV blocks of `block_size` tokens: `num_kv_blocks` of them, or as many as fit `kv_cache_bytes` if that
     is 0. `max_context` caps prompt and output of a sequence; 0 means what the model was made for, and a
     longer one than that is refused. `threads` for arithmetic; 0 means one per usable core.
+
+    `cpu_kernels`: `native` operators, compiled at the first start, keep weights in the checkpoint's own
+    precision and are several times as fast as `torch`; `auto` takes them where there is a compiler and a
+    processor for them.
     """
 
     model: str = BUNDLED_MODEL
@@ -32,6 +36,7 @@ class EngineConfig:
     max_context: int = 0
     threads: int = 0
     enable_prefix_cache: bool = True
+    cpu_kernels: Literal["auto", "native", "torch"] = "torch"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

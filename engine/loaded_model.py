@@ -17,17 +17,25 @@ from engine.model.config import ModelConfig
 from engine.model.progress import Progress
 from engine.model.source import resolve_model
 from engine.model.transformer import Transformer
+from engine.native.choice import choose_ops
+from engine.native.library import NativeOps
+from engine.native.model import load_native
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """`max_context` is the model's, or less if the configuration caps it."""
+    """`max_context` is the model's, or less if the configuration caps it.
+
+    `ops` are the native operators that `transformer` is made of, which then need an attention backend of
+    theirs; None for plain torch.
+    """
 
     folder: Path
     config: ModelConfig
     transformer: Transformer
     max_context: int
     device: torch.device
+    ops: NativeOps | None = None
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
@@ -48,10 +56,14 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     device = _device(config.device)
     if progress is not None:
         progress(f"loading {model_config.name}", 0.0)
-    transformer = Transformer.load(folder, model_config, max_context, device)
+    ops = choose_ops(config, model_config)
+    if ops is None:
+        transformer = Transformer.load(folder, model_config, max_context, device)
+    else:
+        transformer = load_native(folder, model_config, max_context, ops)
     if progress is not None:
         progress(f"loading {model_config.name}", 1.0)
-    return LoadedModel(folder, model_config, transformer, max_context, device)
+    return LoadedModel(folder, model_config, transformer, max_context, device, ops)
 
 
 def _device(name: str) -> torch.device:

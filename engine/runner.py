@@ -15,7 +15,7 @@ from core.errors import InvalidConfig
 from core.ids import RequestId
 from core.kv_layout import KVLayout
 from core.request import Request, SamplingParams, TokenLogprob
-from engine.attention import TorchPagedAttention
+from engine.attention import AttentionBackend, TorchPagedAttention
 from engine.batch import Batch, build_batch
 from engine.config import EngineConfig
 from engine.kv.allocator import BlockAllocator
@@ -23,6 +23,7 @@ from engine.kv.cache import KVCache
 from engine.kv.pool import KVPool
 from engine.loaded_model import LoadedModel, load_model
 from engine.model.progress import Progress
+from engine.native.attention import NativePagedAttention
 from engine.sampling import Sampler, SamplingRow, row_of, token_logprobs
 from engine.sequence import new_sequence
 from engine.step import SampledToken, ScheduledSequence, StepOutput, StepPlan
@@ -54,7 +55,7 @@ class ModelRunner:
         self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
         self._model = loaded.transformer
         self._device = loaded.device
-        self._attention = TorchPagedAttention(pool.tensor, loaded.config.num_heads)
+        self._attention = _attention_backend(loaded, pool)
         self._sampler = Sampler()
 
     @classmethod
@@ -150,6 +151,13 @@ def use_threads(num_threads: int) -> None:
     Said explicitly, because Ray's processes start with OMP_NUM_THREADS=1.
     """
     torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+
+
+def _attention_backend(loaded: LoadedModel, pool: KVPool) -> AttentionBackend:
+    num_heads = loaded.config.num_heads
+    if loaded.ops is not None:
+        return NativePagedAttention(loaded.ops, pool.tensor, num_heads)
+    return TorchPagedAttention(pool.tensor, num_heads)
 
 
 def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:

@@ -20,7 +20,8 @@ from engine.model.checkpoint_json import read_json
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _PREFIX = "model."
-_FLOATING = frozenset({"F32", "F16", "BF16", "F64"})
+_HALF = frozenset({"F16", "BF16"})
+_FLOATING = _HALF | {"F32", "F64"}
 
 
 class Checkpoint:
@@ -47,8 +48,10 @@ class Checkpoint:
         handle, stored = self._origins[name]
         return tuple(handle.get_slice(stored).get_shape())
 
-    def tensor(self, name: str) -> torch.Tensor:
-        """The tensor in fp32, whatever its stored precision; an fp32 one stays a view of the mapped file.
+    def tensor(self, name: str, *, keeps_half: bool = False) -> torch.Tensor:
+        """The tensor in fp32, whatever its stored precision; with `keeps_half` a 16-bit one stays so.
+
+        A tensor that is not converted stays a view of the mapped file.
 
         Raises InvalidConfig for a stored type that is not floating point (a quantized checkpoint).
         """
@@ -57,7 +60,7 @@ class Checkpoint:
         if dtype not in _FLOATING:
             raise InvalidConfig(f"tensor {stored} is stored as {dtype}, which is not supported", key=stored)
         tensor: torch.Tensor = handle.get_tensor(stored)
-        return tensor.to(torch.float32)
+        return tensor if keeps_half and dtype in _HALF else tensor.to(torch.float32)
 
 
 def check_tensors(

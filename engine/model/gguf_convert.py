@@ -27,9 +27,8 @@ from core.errors import InvalidConfig
 from engine.model.checkpoint import SINGLE_FILE
 from engine.model.checkpoint_json import write_json
 from engine.model.gguf_tokenizer import write_tokenizer
+from engine.model.names import BLOCKS_FILE
 from engine.model.progress import Progress
-
-BLOCKS_FILE = "blocks.q4_1.safetensors"
 
 _GLOBAL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",

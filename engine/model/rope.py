@@ -36,16 +36,16 @@ class RopeRows:
     """The rotation of one step's tokens."""
 
     def __init__(self, cos: torch.Tensor, sin: torch.Tensor) -> None:
-        self._cos = cos  # [num_tokens, 1, head_dim / 2]
-        self._sin = sin
+        self.cos = cos  # [num_tokens, 1, head_dim / 2]
+        self.sin = sin
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         """Rotate `x [num_tokens, num_heads, head_dim]`; dimension i is paired with i + head_dim / 2."""
         half = x.shape[-1] // 2
         first, second = x[..., :half], x[..., half:]
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        torch.mul(first, self._cos, out=out[..., :half]).addcmul_(second, self._sin, value=-1.0)
-        torch.mul(second, self._cos, out=out[..., half:]).addcmul_(first, self._sin)
+        torch.mul(first, self.cos, out=out[..., :half]).addcmul_(second, self.sin, value=-1.0)
+        torch.mul(second, self.cos, out=out[..., half:]).addcmul_(first, self.sin)
         return out
 
 

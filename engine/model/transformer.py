@@ -6,29 +6,46 @@ sequence a token belongs to is in the attention plan. Called on the step thread;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from engine.model.config import ModelConfig
 from engine.model.layers import Attention, DecoderLayer, RMSNorm
 from engine.model.linear import DenseLinears, LinearFactory
-from engine.model.rope import Rope
+from engine.model.rope import Rope, RopeRows
 from engine.model.weights import EMBEDDING, FINAL_NORM, Weights, load_weights
+
+
+class Layer(Protocol):
+    """Changes the residual stream `hidden [num_tokens, hidden_size]` in place."""
+
+    def __call__(self, hidden: torch.Tensor, rope: RopeRows, attention: Attention) -> None: ...
 
 
 class Transformer:
     """A decoder-only model in fp32."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, linears: LinearFactory, num_positions: int | None = None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        linears: LinearFactory,
+        num_positions: int | None = None,
+        make_layer: Callable[[int], Layer] | None = None,
     ) -> None:
-        """`num_positions` bounds the rope tables; the model's whole context if not given."""
+        """`num_positions` bounds the rope tables; the model's whole context if not given.
+
+        `make_layer` makes the layer of an index; plain torch layers if not given.
+        """
         self.config = config
         self._embedding = weights[EMBEDDING]
         device = self._embedding.device
         self._rope = Rope(config.rope, config.head_dim, num_positions or config.max_context, device)
-        self._layers = [DecoderLayer(config, index, weights, linears) for index in range(config.num_layers)]
+        make_layer = make_layer or (lambda index: DecoderLayer(config, index, weights, linears))
+        self._layers = [make_layer(index) for index in range(config.num_layers)]
         self._norm = RMSNorm(weights[FINAL_NORM], config.rms_norm_eps)
         self._head = linears(["embed_tokens" if config.is_head_tied else "lm_head"])
 
@@ -52,7 +69,7 @@ class Transformer:
         `token_ids` and `positions` are int64 `[num_tokens]`. Returns the residual stream before the final
         norm, fp32 `[num_tokens, hidden_size]`: `logits` takes the rows that are wanted.
         """
-        hidden = self._embedding.index_select(0, token_ids)
+        hidden = self._embedding.index_select(0, token_ids).float()
         rope = self._rope.at(positions)
         for layer in self._layers:
             layer(hidden, rope, attention)

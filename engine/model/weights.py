@@ -22,14 +22,15 @@ EMBEDDING = "embed_tokens.weight"
 FINAL_NORM = "norm.weight"
 
 Weights = Mapping[str, torch.Tensor]
-"""Canonical name to fp32 tensor."""
+"""Canonical name to tensor: fp32, except matrices that were asked for as they are stored."""
 
 _log = logging.getLogger(__name__)
 
 
-def load_weights(path: Path, config: ModelConfig) -> Weights:
-    """All tensors of the model in fp32; those stored as fp32 stay mapped views of their file.
+def load_weights(path: Path, config: ModelConfig, *, keeps_half: bool = False) -> Weights:
+    """All tensors of the model in fp32; with `keeps_half` matrices that are stored in 16 bits stay so.
 
+    Those that are not converted stay mapped views of their file.
     Raises InvalidConfig listing missing, unexpected and misshapen tensors; nothing is filled in or skipped in
     silence.
     """
@@ -46,7 +47,10 @@ def load_weights(path: Path, config: ModelConfig) -> Weights:
             key=HEAD,
         )
     check_tensors(checkpoint, expected, ignored)
-    return {name: checkpoint.tensor(name) for name in expected}
+    return {
+        name: checkpoint.tensor(name, keeps_half=keeps_half and len(shape) == 2)
+        for name, shape in expected.items()
+    }
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:

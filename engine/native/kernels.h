@@ -118,6 +118,11 @@ struct ReadQ8 {
   }
 };
 
+// Asks for memory some blocks ahead: the processor's own prefetching stops at each page.
+static inline void ahead(const uint8_t* block, long bytes) {
+  for (long p = 0; p < bytes; p += 64) _mm_prefetch((const char*)block + 4096 + p, _MM_HINT_T0);
+}
+
 // out[R, PANEL] = x[R, num_in] * panel: the weights never leave the registers.
 template <class Reader, int R>
 static void direct(const uint8_t* panel, const float* x, long x_stride, long num_in, float* out) {
@@ -129,7 +134,7 @@ static void direct(const uint8_t* panel, const float* x, long x_stride, long num
     for (long begin = 0; begin < num_in; begin += BLOCK, block += bytes) {
       const long count = least(BLOCK, num_in - begin);
       const Reader reader(block, half);
-      for (long p = 0; p < bytes && !half; p += 64) _mm_prefetch((const char*)block + 4096 + p, _MM_HINT_T0);
+      if (half == 0) ahead(block, bytes);
 #pragma GCC unroll 2
       for (long i = 0; i < count; i++) {
         F w0, w1;
@@ -155,6 +160,7 @@ static void widen(const uint8_t* panel, long begin, long count, float* out) {
   const long bytes = block_bytes(Reader::kind);
   for (long b = 0; b < count; b += BLOCK) {
     const uint8_t* block = panel + (begin + b) / BLOCK * bytes;
+    ahead(block, bytes);
     for (int half = 0; half < PANEL / (2 * W); half++) {
       const Reader reader(block, half);
       const long n = least(BLOCK, count - b);
@@ -192,23 +198,31 @@ template <class Reader>
 static void direct_panel(const LinearArgs& a, long panel) {
   alignas(64) float out[DIRECT_ROWS * PANEL];
   const uint8_t* weight = a.weight + panel * panel_bytes(a.kind, a.num_in);
+  const long step = ceil_div(a.num_rows, ceil_div(a.num_rows, DIRECT_ROWS));
+  for (long row = 0; row < a.num_rows; row += step) {
+    const long rows = least(step, a.num_rows - row);
+    const float* x = a.x + row * a.x_stride;
 #define DIRECT(R) \
-  case R: if constexpr (R <= DIRECT_ROWS) direct<Reader, R>(weight, a.x, a.x_stride, a.num_in, out); break;
-  switch (a.num_rows) {
-    DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5) DIRECT(6) DIRECT(7) DIRECT(8)
-  }
+  case R: if constexpr (R <= DIRECT_ROWS) direct<Reader, R>(weight, x, a.x_stride, a.num_in, out); break;
+    switch (rows) {
+      DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5) DIRECT(6) DIRECT(7) DIRECT(8)
+    }
 #undef DIRECT
-  finish(a, 0, a.num_rows, panel * PANEL, out, PANEL);
+    finish(a, row, rows, panel * PANEL, out, PANEL);
+  }
 }
 
-constexpr long DEPTH = 768;  // inputs widened at a time: a few panels of them stay in the second-level cache
-constexpr long ROWS = 240;   // rows per piece of work
+constexpr long DIRECT_LIMIT = 16;   // rows up to which a panel is widened anew for each register tile
+constexpr long SHALLOW_LIMIT = 96;  // rows up to which widened weights should stay in the first-level cache
+constexpr long SHALLOW = 192;       // inputs widened at a time for these
+constexpr long DEPTH = 768;         // and for more rows: a few panels of them stay in the second-level cache
+constexpr long ROWS = 240;          // rows of a piece of work
 
 // Rows `row : row + rows` of panels `first : last`; `buffer` holds the widened weights and the partial sums.
 template <class Reader>
 static void blocked(const LinearArgs& a, long row, long rows, long first, long last) {
   const long width = (last - first) * PANEL;
-  const long num_parts = ceil_div(a.num_in, DEPTH);
+  const long num_parts = ceil_div(a.num_in, a.num_rows > SHALLOW_LIMIT ? DEPTH : SHALLOW);
   const long depth = ceil_div(ceil_div(a.num_in, num_parts), BLOCK) * BLOCK;
   float* widened = thread_scratch.floats(depth * width + rows * width);
   float* sums = widened + depth * width;
@@ -234,7 +248,7 @@ static void blocked(const LinearArgs& a, long row, long rows, long first, long l
 template <class Reader>
 static void linear_of(const LinearArgs& a) {
   const long num_panels = ceil_div(a.num_out, PANEL);
-  if (a.num_rows <= DIRECT_ROWS) {
+  if (a.num_rows <= DIRECT_LIMIT) {
     const long share = ceil_div(num_panels, 4 * a.threads);
     const long num_shares = ceil_div(num_panels, share);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.threads > 1)
@@ -244,7 +258,7 @@ static void linear_of(const LinearArgs& a) {
   }
   const long num_pieces = ceil_div(a.num_rows, ROWS);
   const long rows = ceil_div(ceil_div(a.num_rows, num_pieces), MAX_ROWS) * MAX_ROWS;
-  long share = 3;
+  long share = a.num_rows > SHALLOW_LIMIT ? 3 : 1;
   while (share > 1 && num_pieces * ceil_div(num_panels, share) < 4 * a.threads) share--;
   const long num_shares = ceil_div(num_panels, share);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.threads > 1)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -26,6 +27,10 @@ from engine.model.bundled import prepare_bundled_model
 from engine.model.config import ModelConfig
 from engine.model.gguf_convert import BLOCKS_FILE
 from engine.model.transformer import Transformer
+from engine.model.weights import load_weights
+from engine.native.build import NativeUnavailable
+from engine.native.library import load_ops
+from engine.native.linear import NativeLinears
 from engine.runner import ModelRunner
 from engine.sequence import new_sequence
 from engine.step import ScheduledSequence, StepPlan
@@ -199,10 +204,15 @@ def test_the_kept_blocks_are_the_same_weights(folder: Path) -> None:
         assert np.array_equal(values.reshape(weights[name].shape), weights[name]), name
 
 
-def test_the_runner_gives_the_references_tokens_and_logprobs(folder: Path, tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "native"])
+def test_the_runner_gives_the_references_tokens_and_logprobs(
+    folder: Path, tokenizer: Tokenizer, kernels: Literal["torch", "native"]
+) -> None:
     text = "The quick brown fox jumps over the lazy dog, and the dog asks why. " * 14
     prompt = tokenizer.encode(text + "The capital of France is").ids
-    runner = ModelRunner.load(EngineConfig(model=str(folder), num_kv_blocks=64))
+    if kernels == "native":
+        skip_without_native_ops()
+    runner = ModelRunner.load(EngineConfig(model=str(folder), num_kv_blocks=64, cpu_kernels=kernels))
     sampling = SamplingParams(max_tokens=12, seed=0, temperature=0.0, prompt_logprobs=0)
     request = Request(RequestId("r"), tuple(prompt), sampling)
     sequence = new_sequence(request, 0, (), runner.max_context)
@@ -224,6 +234,29 @@ def test_the_runner_gives_the_references_tokens_and_logprobs(folder: Path, token
     best = expected[len(prompt) - 1 :].argmax(dim=-1).tolist()
     for token_id, wanted, gap in zip(sequence.output_token_ids, best, gaps, strict=True):
         assert token_id == wanted or gap < 1e-3
+
+
+def test_native_layers_multiply_the_blocks_and_give_the_same_values(folder: Path) -> None:
+    skip_without_native_ops()
+    weights = load_weights(folder, ModelConfig.from_folder(folder), keeps_half=True)
+    linears = NativeLinears(load_ops(), weights, folder)
+    for names in (
+        ["layers.3.self_attn.q_proj", "layers.3.self_attn.k_proj", "layers.3.self_attn.v_proj"],
+        ["layers.29.mlp.down_proj"],
+        ["embed_tokens"],
+    ):
+        weight = torch.cat([weights[f"{name}.weight"] for name in names])[:2000]
+        layer = linears(names)
+        columns = layer(torch.eye(weight.shape[1]))  # each product is 1 · value + 0 …: exact
+        assert torch.equal(columns[:, :2000].T, weight)
+    assert linears.num_bytes < 35e6
+
+
+def skip_without_native_ops() -> None:
+    try:
+        load_ops()
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
 
 
 def test_a_repository_that_cannot_be_reached_is_refused_by_name(tmp_path: Path) -> None:

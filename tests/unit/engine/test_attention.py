@@ -13,10 +13,13 @@ import torch.nn.functional as F
 
 from core.ids import RequestId
 from core.request import Request, SamplingParams
-from engine.attention import TorchPagedAttention
+from engine.attention import AttentionBackend, TorchPagedAttention
 from engine.batch import build_batch
 from engine.model.config import ModelConfig
 from engine.model.transformer import Transformer
+from engine.native.attention import NativePagedAttention
+from engine.native.library import load_ops
+from engine.native.model import load_native
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan
 from tests.oracle import make_toy_checkpoint, oracle_logits
@@ -29,13 +32,18 @@ _TOLERANCE = 1e-4
 class Paged:
     """A toy model over a pool whose unwritten slots are NaN, with blocks dealt out at random."""
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, kernels: str, seed: int = 0) -> None:
         self.folder = folder
         self.config = ModelConfig.from_folder(folder)
-        self.model = Transformer.load(folder, self.config)
         shape = (2, 2, _NUM_BLOCKS, self.config.num_kv_heads, _BLOCK_SIZE, self.config.head_dim)
         self.pool = torch.full(shape, math.nan)
-        self.attention = TorchPagedAttention(self.pool, self.config.num_heads)
+        self.attention: AttentionBackend = TorchPagedAttention(self.pool, self.config.num_heads)
+        if kernels == "torch":
+            self.model = Transformer.load(folder, self.config)
+        else:
+            ops = load_ops()
+            self.model = load_native(folder, self.config, self.config.max_context, ops)
+            self.attention = NativePagedAttention(ops, self.pool, self.config.num_heads)
         self.random = random.Random(seed)
         self.free = list(range(_NUM_BLOCKS))
         self.random.shuffle(self.free)
@@ -77,24 +85,26 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 16, 17, 64, 200])
-def test_a_prompt_gives_the_reference_logits_in_chunks_of_any_size(folder: Path, chunk: int) -> None:
-    paged = Paged(folder)
+def test_a_prompt_gives_the_reference_logits_in_chunks_of_any_size(
+    folder: Path, kernels: str, chunk: int
+) -> None:
+    paged = Paged(folder, kernels)
     sequence = paged.sequence(100)
     (logits,) = paged.run([sequence], lambda: chunk)
     paged.assert_matches(sequence, logits)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 31, 32, 33])
-def test_lengths_around_a_block_border_are_right(folder: Path, num_tokens: int) -> None:
-    paged = Paged(folder)
+def test_lengths_around_a_block_border_are_right(folder: Path, kernels: str, num_tokens: int) -> None:
+    paged = Paged(folder, kernels)
     sequence = paged.sequence(num_tokens)
     (logits,) = paged.run([sequence], lambda: 200)
     paged.assert_matches(sequence, logits)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_chunks_decodes_and_verified_drafts_mix_in_one_step(folder: Path, seed: int) -> None:
-    paged = Paged(folder, seed)
+def test_chunks_decodes_and_verified_drafts_mix_in_one_step(folder: Path, kernels: str, seed: int) -> None:
+    paged = Paged(folder, kernels, seed)
     sequences = [paged.sequence(paged.random.randint(1, 200)) for _ in range(8)]
     sizes = [1, 1, 1, 2, 5, 5, 16, 17, 60]
     for sequence, logits in zip(
@@ -103,8 +113,8 @@ def test_chunks_decodes_and_verified_drafts_mix_in_one_step(folder: Path, seed: 
         paged.assert_matches(sequence, logits)
 
 
-def test_many_decodes_of_very_different_lengths_run_in_one_step(folder: Path) -> None:
-    paged = Paged(folder)
+def test_many_decodes_of_very_different_lengths_run_in_one_step(folder: Path, kernels: str) -> None:
+    paged = Paged(folder, kernels)
     sequences = [
         paged.sequence(num_tokens) for num_tokens in (2, 3, 200, 40, 17, 16, 18, 190, 180, 33, 2, 120)
     ]
@@ -114,8 +124,8 @@ def test_many_decodes_of_very_different_lengths_run_in_one_step(folder: Path) ->
         paged.assert_matches(sequence, torch.cat([oracle_logits(folder, sequence.token_ids)[:-1], logits]))
 
 
-def test_nothing_is_written_outside_the_slots_of_the_step(folder: Path) -> None:
-    paged = Paged(folder)
+def test_nothing_is_written_outside_the_slots_of_the_step(folder: Path, kernels: str) -> None:
+    paged = Paged(folder, kernels)
     sequence = paged.sequence(20)
     paged.step([(sequence, 18)])
     before = paged.pool.clone()
@@ -127,15 +137,16 @@ def test_nothing_is_written_outside_the_slots_of_the_step(folder: Path) -> None:
     assert not is_changed.any()
 
 
-def test_a_block_holds_keys_then_values_with_heads_apart(folder: Path) -> None:
+def test_a_block_holds_keys_then_values_with_heads_apart(folder: Path, kernels: str) -> None:
     config = ModelConfig.from_folder(folder)
     pool = torch.zeros(1, 2, 3, config.num_kv_heads, 4, config.head_dim)
     request = Request(RequestId("r"), (1, 2, 3, 4, 5), SamplingParams(max_tokens=1, seed=0))
     sequence = new_sequence(request, 0, (), 100)
     sequence.block_table = [2, 0]
-    step = TorchPagedAttention(pool, config.num_heads).plan(
-        build_batch(StepPlan((ScheduledSequence(sequence, 5),)), block_size=4)
-    )
+    backend: AttentionBackend = TorchPagedAttention(pool, config.num_heads)
+    if kernels == "native":
+        backend = NativePagedAttention(load_ops(), pool, config.num_heads)
+    step = backend.plan(build_batch(StepPlan((ScheduledSequence(sequence, 5),)), block_size=4))
     q = torch.randn(5, config.num_heads, config.head_dim)
     k, v = torch.randn(2, 5, config.num_kv_heads, config.head_dim)
     out = step.run(0, q, k, v)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -24,9 +25,9 @@ _PROMPT = [(5 * i * i + i + 3) % 512 for i in range(70)]
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
+def config(kernels: Literal["torch", "native"], tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
     folder = make_toy_checkpoint(tmp_path_factory.mktemp("toy"), eos_token_id=None)
-    return EngineConfig(model=str(folder), num_kv_blocks=64, threads=1)
+    return EngineConfig(model=str(folder), num_kv_blocks=64, threads=1, cpu_kernels=kernels)
 
 
 @pytest.fixture(scope="module")
