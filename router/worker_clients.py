@@ -6,7 +6,9 @@ error, any other failure of a call means that the worker is lost. Lives on the e
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar, cast
 
 import grpc
@@ -35,55 +37,66 @@ class GrpcWorker:
 
     def __init__(self, ref: WorkerRef) -> None:
         self._ref = ref
+        self._is_closed = False
         self._channel = grpc.aio.insecure_channel(ref.address, options=CHANNEL_OPTIONS)
         self._stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         message = codec.prefill_request(job, self._ref.epoch)
-        try:
+        with self._translated():
             reply = await self._stub.Prefill(message, timeout=job.time_left_s + _GRACE_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
         return self._read(codec.prefill_result, reply)
 
     async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         message = codec.generate_request(job, self._ref.epoch)
-        call = self._stub.Generate(message, timeout=job.time_left_s + _GRACE_S)
-        try:
-            async for reply in call:
-                yield self._read(codec.decode_generate_event, reply)
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
-        finally:
-            call.cancel()
+        with self._translated():
+            call = self._stub.Generate(message, timeout=job.time_left_s + _GRACE_S)
+            try:
+                async for reply in call:
+                    yield self._read(codec.decode_generate_event, reply)
+            finally:
+                call.cancel()
 
     async def cancel(self, job: CancelJob) -> None:
-        try:
+        with self._translated():
             await self._stub.Cancel(codec.cancel_request(job, self._ref.epoch))
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
 
     async def watch(self) -> AsyncIterator[WatchEvent]:
-        call = self._stub.Watch(pb.WatchRequest(receiver_epoch=self._ref.epoch))
-        try:
-            async for reply in call:
-                yield self._read(codec.decode_watch_event, reply)
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
-        finally:
-            call.cancel()
+        with self._translated():
+            call = self._stub.Watch(pb.WatchRequest(receiver_epoch=self._ref.epoch))
+            try:
+                async for reply in call:
+                    yield self._read(codec.decode_watch_event, reply)
+            finally:
+                call.cancel()
 
     async def metrics(self) -> bytes:
         message = pb.MetricsRequest(receiver_epoch=self._ref.epoch)
-        try:
+        with self._translated():
             reply = await self._stub.Metrics(message, timeout=_METRICS_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise self._translate(error) from error
         exposition: bytes = reply.exposition
         return exposition
 
     async def close(self) -> None:
+        self._is_closed = True
         await self._channel.close(grace=None)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Failures of a call as our errors. Our own closing of the channel is the worker's loss too: it
+        cancels calls in flight and refuses new ones.
+        """
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._translate(error) from error
+        except grpc.aio.UsageError as error:
+            raise self._lost("closed") from error
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if not self._is_closed or task is None or task.cancelling():
+                raise
+            raise self._lost("closed") from None
 
     def _read(self, decode: Callable[[M], T], message: M) -> T:
         """An answer that cannot be read is the worker's fault, not the client's."""
@@ -102,7 +115,9 @@ class GrpcWorker:
                 return codec.decode_error(value)
         if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DeadlineExceeded("the worker did not answer before the deadline")
+        return self._lost(error.code().name)
+
+    def _lost(self, why: str) -> WorkerLost:
         return WorkerLost(
-            f"the connection to worker {self._ref.worker_id} broke ({error.code().name})",
-            worker_id=self._ref.worker_id,
+            f"the connection to worker {self._ref.worker_id} broke ({why})", worker_id=self._ref.worker_id
         )

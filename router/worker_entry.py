@@ -47,6 +47,7 @@ class WorkerEntry:
     state: WorkerState = WorkerState.CONNECTING
     status: WorkerStatus | None = None
     task: asyncio.Task[None] | None = None
+    is_abandoned: bool = False
     _reservations: set[Reservation] = field(default_factory=set)
     _on_abandon: set[Callable[[], object]] = field(default_factory=set)
 
@@ -87,12 +88,20 @@ class WorkerEntry:
         self._reservations = {item for item in self._reservations if item.made_at > newest}
 
     def on_abandon(self, call: Callable[[], object]) -> Callable[[], None]:
-        """Have `call` called once when the worker is lost; returns how to take that back."""
-        self._on_abandon.add(call)
+        """Have `call` called once when the worker is lost, now if it is; returns how to take that back."""
+        if self.is_abandoned:
+            call()
+        else:
+            self._on_abandon.add(call)
         return lambda: self._on_abandon.discard(call)
 
     def abandon(self) -> None:
-        """The worker is lost: fail everything that waits for it."""
+        """The worker is lost: fail everything that waits for it, and what would from now on."""
+        self.is_abandoned = True
         calls, self._on_abandon = self._on_abandon, set()
         for call in calls:
             call()
+
+    def revive(self) -> None:
+        """The worker is heard of again."""
+        self.is_abandoned = False

@@ -43,6 +43,7 @@ class WorkerTable:
         self._clock = clock
         self._sleep = sleep
         self._entries: dict[WorkerId, WorkerEntry] = {}
+        self._departed: dict[Role, Announcement] = {}
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -73,6 +74,12 @@ class WorkerTable:
         entry = self._entries.get(ref.worker_id)
         return entry if entry is not None and entry.ref.epoch == ref.epoch else None
 
+    def announcements(self) -> tuple[Announcement, ...]:
+        """Of all known workers, and of the one that left last for a role that has none at present."""
+        known = tuple(entry.announcement for entry in self._entries.values())
+        roles = {announcement.ref.role for announcement in known}
+        return known + tuple(item for role, item in self._departed.items() if role not in roles)
+
     def usable(self, role: Role) -> list[WorkerEntry]:
         """Workers of `role` that live and take work."""
         return [entry for entry in self._entries.values() if entry.ref.role is role and entry.is_usable]
@@ -96,6 +103,7 @@ class WorkerTable:
         while True:
             await self._sleep(self._config.membership_poll_s)
             self._suspect_the_silent()
+            self._abandon_the_silent()
 
     async def _poll(self) -> None:
         try:
@@ -125,6 +133,7 @@ class WorkerTable:
     def _drop(self, entry: WorkerEntry) -> None:
         """Forget an incarnation: fail what hangs on it, end its Watch, close its connection."""
         del self._entries[entry.ref.worker_id]
+        self._departed[entry.ref.role] = entry.announcement
         self.index.forget(entry.ref.worker_id)
         self._set_state(entry, WorkerState.DEAD)
         if entry.task is not None:
@@ -142,7 +151,7 @@ class WorkerTable:
         """Follow one worker for as long as it is listed; after a break, try again."""
         while True:
             try:
-                await self._follow(entry)
+                has_spoken = await self._follow(entry)
             except OutOfStep as gap:
                 _log.info("watching %s anew: %s", entry.ref.worker_id, gap)
                 await self._sleep(self._config.reconnect_s)
@@ -153,14 +162,21 @@ class WorkerTable:
                 _log.exception("watching worker %s failed", entry.ref.worker_id)
             else:
                 _log.info("worker %s ended its watch", entry.ref.worker_id)
+                if has_spoken and not entry.is_draining:
+                    # it lives, and did not say that it leaves; a watch that is closed ends without a word
+                    await self._sleep(self._config.reconnect_s)
+                    continue
             self.index.forget(entry.ref.worker_id)
             self._set_state(entry, WorkerState.DEAD)
             await self._sleep(self._config.reconnect_s)
 
-    async def _follow(self, entry: WorkerEntry) -> None:
+    async def _follow(self, entry: WorkerEntry) -> bool:
+        """Read one Watch to its end; whether it said anything."""
+        has_spoken = False
         events = entry.worker.watch()
         try:
             async for event in events:
+                has_spoken = True
                 entry.heard_at = self._clock.now()
                 if event.status is not None:
                     was_draining = entry.is_draining
@@ -173,6 +189,7 @@ class WorkerTable:
             close = getattr(events, "aclose", None)
             if close is not None:
                 await close()
+        return has_spoken
 
     def _suspect_the_silent(self) -> None:
         oldest = self._clock.now() - self._config.suspect_after_s
@@ -187,13 +204,16 @@ class WorkerTable:
         entry.state = state
         if state is WorkerState.DEAD:
             entry.abandon()
+        elif state is WorkerState.ALIVE:
+            entry.revive()
         self._abandon_the_silent()
         self._signal()
 
     def _abandon_the_silent(self) -> None:
-        """Fail what runs on silent workers, if another one could take it over."""
+        """Fail what runs on silent workers, if another one could take it over: decode can for both roles."""
         for entry in list(self._entries.values()):
-            if entry.state is WorkerState.SUSPECT and self.usable(entry.ref.role):
+            can_move = bool(self.usable(entry.ref.role) or self.usable(Role.DECODE))
+            if entry.state is WorkerState.SUSPECT and can_move:
                 entry.abandon()
 
     def _signal(self) -> None:

@@ -164,6 +164,29 @@ async def test_a_death_ends_calls_in_flight_at_once(line: Line) -> None:
     assert all(isinstance(outcome, WorkerLost) for outcome in outcomes), outcomes
 
 
+async def test_a_connection_that_was_let_go_of_loses_the_worker_for_calls_in_flight_and_later_ones(
+    line: Line,
+) -> None:
+    line.worker.hold, line.worker.pause_at = asyncio.Event(), 2
+    events = line.client.generate(_generate_job())
+    await anext(events)
+    await anext(events)
+    in_flight = [asyncio.ensure_future(call) for call in (line.client.prefill(_prefill_job()), anext(events))]
+    await _until(lambda: line.worker.num_open_calls == 2)
+    await line.client.close()
+    async with asyncio.timeout(WAIT_S):
+        outcomes = await asyncio.gather(
+            *in_flight,
+            line.client.prefill(_prefill_job()),
+            anext(line.client.generate(_generate_job())),
+            anext(line.client.watch()),
+            line.client.cancel(CancelJob(RequestId("r-0"))),
+            line.client.metrics(),
+            return_exceptions=True,
+        )
+    assert all(isinstance(outcome, WorkerLost) for outcome in outcomes), outcomes
+
+
 async def test_whoever_stops_listening_stops_the_call_at_the_worker(line: Line) -> None:
     line.worker.pause_at, line.worker.hold = 2, asyncio.Event()
     events = line.client.generate(_generate_job())

@@ -122,7 +122,7 @@ class ScriptedWorker:
     def __post_init__(self) -> None:
         self.ref = WorkerRef(WorkerId(self.name), self.role, Epoch(self.epoch), f"loopback:{self.name}")
         self._death = asyncio.Event()
-        self._watch_events: asyncio.Queue[WatchEvent] = asyncio.Queue()
+        self._watch_events: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
 
     def announcement(self) -> Announcement:
         return Announcement(self.ref, "toy", LAYOUT, 512, 1, "here", self.role.value)
@@ -138,6 +138,10 @@ class ScriptedWorker:
 
     def tell(self, event: WatchEvent) -> None:
         self._watch_events.put_nowait(event)
+
+    def end_watch(self) -> None:
+        """End the Watch as a worker does: without an error."""
+        self._watch_events.put_nowait(None)
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         self._check_alive()
@@ -196,8 +200,8 @@ class ScriptedWorker:
         yield WatchEvent(0, snapshot=BlockSnapshot(self.hashes, (None,) * len(self.hashes)))
         if self.status is not None:
             yield WatchEvent(0, status=self.status)
-        while True:
-            yield await self._or_death(self._watch_events.get())
+        while (event := await self._or_death(self._watch_events.get())) is not None:
+            yield event
 
     async def metrics(self) -> bytes:
         self._check_alive()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import AsyncIterator
 
 from core.block_hash import BlockHash
 from core.ids import Role
@@ -120,6 +121,102 @@ async def test_what_runs_on_a_silent_worker_is_given_up_only_if_another_can_take
         fleet.join(_d("d2"))
         await fleet.pass_by(0.6)
         assert lost == [1]
+
+
+async def test_what_runs_on_a_silent_prefill_worker_is_given_up_when_decode_can_read_the_prompt() -> None:
+    prefill = ScriptedWorker(Role.PREFILL, "p")
+    async with Fleet(prefill, _d()) as fleet:
+        lost: list[int] = []
+        fleet.table.entries()[0].on_abandon(lambda: lost.append(1))
+        prefill.is_silent = True
+        await fleet.pass_by(10.0)
+        assert lost == [1]
+
+
+async def test_a_call_on_a_worker_that_is_given_up_already_fails_at_once_until_it_is_heard_of() -> None:
+    worker = _d("d1")
+    async with Fleet(worker, _d("d2")) as fleet:
+        entry = fleet.table.entries()[0]
+        worker.is_silent = True
+        await fleet.pass_by(10.0)
+        lost: list[int] = []
+        entry.on_abandon(lambda: lost.append(1))
+        assert lost == [1]
+        worker.beat()
+        await settle()
+        entry.on_abandon(lambda: lost.append(2))
+        assert lost == [1]
+        fleet.listed = []
+        worker.die()
+        await fleet.pass_by(0.6)
+        assert lost == [1, 2]
+        entry.on_abandon(lambda: lost.append(3))
+        assert lost == [1, 2, 3]
+
+
+async def test_what_runs_on_a_silent_worker_is_given_up_once_another_takes_work_again() -> None:
+    worker, other = _d("d1"), _d("d2")
+    other.status = new_status(other.ref, is_draining=True)
+    async with Fleet(worker, other) as fleet:
+        lost: list[int] = []
+        fleet.table.entries()[0].on_abandon(lambda: lost.append(1))
+        worker.is_silent = True
+        await fleet.pass_by(10.0)
+        assert lost == []
+        other.status = new_status(other.ref)
+        await fleet.pass_by(1.1)
+        assert lost == [1]
+
+
+async def test_a_watch_that_ends_without_an_error_is_no_death() -> None:
+    worker = _d(hashes=(_HASH,))
+    async with Fleet(worker) as fleet:
+        lost: list[int] = []
+        fleet.table.entries()[0].on_abandon(lambda: lost.append(1))
+        worker.end_watch()
+        await settle()
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+        await fleet.pass_by(0.6)
+        assert worker.num_watches == 2
+        assert _states(fleet) == {"d": WorkerState.ALIVE}
+        assert lost == []
+
+
+async def test_a_draining_worker_that_ends_its_watch_is_gone() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        worker.tell(WatchEvent(0, status=new_status(worker.ref, is_draining=True)))
+        worker.end_watch()
+        await settle()
+        assert _states(fleet) == {"d": WorkerState.DEAD}
+
+
+async def test_a_worker_whose_watch_says_nothing_is_gone() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+
+        async def closed() -> AsyncIterator[WatchEvent]:
+            for event in ():
+                yield event
+
+        worker.watch = closed  # type: ignore[method-assign]
+        worker.end_watch()
+        await fleet.pass_by(0.6)
+        assert _states(fleet) == {"d": WorkerState.DEAD}
+
+
+async def test_the_last_worker_of_a_role_is_remembered_for_its_limits() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        fleet.listed = []
+        worker.die()
+        await fleet.pass_by(0.6)
+        assert fleet.table.entries() == ()
+        assert [item.ref for item in fleet.table.announcements()] == [worker.ref]
+        other = _d("d2")
+        fleet.join(other)
+        await fleet.pass_by(0.6)
+        assert [item.ref for item in fleet.table.announcements()] == [other.ref]
 
 
 async def test_a_silent_worker_that_also_left_the_list_is_dead() -> None:
