@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from core.block_hash import BlockHash, hash_blocks, root_hash
 from core.clock import Clock, Deadline
 from core.errors import (
     DeadlineExceeded,
@@ -24,13 +23,13 @@ from core.errors import (
     WorkerDraining,
     WorkerLost,
 )
-from core.ids import Role, TicketId, WorkerId, new_ticket_id
+from core.ids import Role, TicketId, new_ticket_id
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
-from core.kv_layout import KVLayout
 from core.request import FinishReason, Request
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
-from router.placement import Candidate, Decision, Demand, place
+from router.placement import Decision, Demand
+from router.placer import Chosen, Placer
 from router.sample_record import SampleRecord
 from router.setbacks import Setbacks
 from router.worker_entry import WorkerEntry
@@ -78,7 +77,7 @@ class Pipeline:
         self.table = table
         self.metrics = metrics
         self.clock = clock
-        self.chance = chance
+        self.placer = Placer(config, table, chance)
         self._sleep = sleep
         self._cancels: set[asyncio.Task[None]] = set()
 
@@ -137,6 +136,7 @@ class _Run:
         self._pipeline = pipeline
         self._config = pipeline.config
         self._table = pipeline.table
+        self._placer = pipeline.placer
         self._clock = pipeline.clock
         self._request = request
         self._reader = reader
@@ -172,7 +172,8 @@ class _Run:
         """Place the samples and run them as far as it goes. A failure that can be survived is a setback,
         no error.
         """
-        decision, prefill, decode = await self._place(records)
+        chosen = await self._place(records)
+        prefill, decode = chosen.prefill, chosen.decode
         self._num_attempts += 1
         attempt = self._num_attempts
         if prefill is None:
@@ -180,7 +181,7 @@ class _Run:
             await self._generate(records, decode, None, attempt)
             return
         ticket_id = new_ticket_id()
-        if not await self._prefill(records, decision, prefill, decode, ticket_id, attempt):
+        if not await self._prefill(records, chosen.decision, prefill, decode, ticket_id, attempt):
             return
         live = [record for record in records if not record.is_finished]
         if live and decode is not None:
@@ -194,68 +195,23 @@ class _Run:
 
     # ------------------------------------------------------------ placing
 
-    async def _place(
-        self, records: Sequence[SampleRecord]
-    ) -> tuple[Decision, WorkerEntry | None, WorkerEntry | None]:
+    async def _place(self, records: Sequence[SampleRecord]) -> Chosen:
         """Choose workers, waiting for some if there are none. Raises when there is no time left for that."""
         tokens = (*self._request.prompt_token_ids, *records[0].emitted)
         num_left = self._request.sampling.max_tokens - len(records[0].emitted)
         demand = Demand(len(tokens), len(records), is_ended_by_prefill=num_left <= 1)
-        hashes: dict[str, list[BlockHash]] = {}
+        sought = self._placer.seek(self._request, tokens, demand)
         give_up_at = self._give_up_at()
         while True:
-            decision = place(
-                demand,
-                self._candidates(Role.PREFILL, tokens, hashes),
-                self._candidates(Role.DECODE, tokens, hashes),
-                self._config,
-                self._pipeline.chance,
-            )
-            if decision is not None:
-                self._pipeline.metrics.placed(decision.plan)
-                self._reader.placed(decision)
-                return decision, self._entry_of(decision.prefill), self._entry_of(decision.decode)
+            chosen = sought.choose(self._setbacks)
+            if chosen is not None:
+                self._pipeline.metrics.placed(chosen.decision.plan)
+                self._reader.placed(chosen.decision)
+                return chosen
             now = self._clock.now()
             if now >= give_up_at:
                 raise self._no_worker()
             await self._table.wait_for_change(min(self._setbacks.next_chance_at(), give_up_at) - now)
-
-    def _candidates(
-        self, role: Role, tokens: Sequence[int], hashes: dict[str, list[BlockHash]]
-    ) -> list[Candidate]:
-        entries = [entry for entry in self._table.usable(role) if not self._setbacks.is_avoided(entry.ref)]
-        layouts = {entry.announcement.layout.fingerprint: entry.announcement.layout for entry in entries}
-        matches = {name: self._match(layout, tokens, hashes) for name, layout in layouts.items()}
-        return [
-            Candidate(
-                ref=entry.ref,
-                layout=entry.announcement.layout,
-                status=entry.status,
-                num_cached_tokens=matches[entry.announcement.layout.fingerprint].get(entry.ref.worker_id, 0),
-                num_reserved_tokens=entry.num_reserved_tokens,
-                num_reserved_seqs=entry.num_reserved_seqs,
-                is_handoff_target=self._setbacks.is_handoff_target(entry.ref),
-            )
-            for entry in entries
-        ]
-
-    def _match(
-        self, layout: KVLayout, tokens: Sequence[int], hashes: dict[str, list[BlockHash]]
-    ) -> dict[WorkerId, int]:
-        """Worker → tokens of the longest prefix it holds, in blocks of `layout`."""
-        if not self._request.is_prefix_cache_read:
-            return {}
-        names = hashes.get(layout.fingerprint)
-        if names is None:
-            root = root_hash(self._request.cache_salt, layout.fingerprint, self._request.adapter)
-            names = hashes[layout.fingerprint] = hash_blocks(root, tokens, layout.block_size)
-        return {
-            worker_id: num_blocks * layout.block_size
-            for worker_id, num_blocks in self._table.index.match(names).items()
-        }
-
-    def _entry_of(self, candidate: Candidate | None) -> WorkerEntry | None:
-        return None if candidate is None else self._table.entry(candidate.ref)
 
     def _give_up_at(self) -> float:
         """A request that was placed waits for a new worker almost to its deadline, a new one only so long."""
