@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,7 @@ NEAR_TIE = 1e-3
 TOLERANCE = 1e-3
 MAX_NEAR_TIE_SHARE = 1 / 2000
 NUM_CANDIDATES = 24
+NUM_RECENT = 24
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -48,6 +50,7 @@ class Reference:
         self.folder = folder
         self._cache = cache_folder() / "oracle" / _digest(folder)
         self._cache.mkdir(parents=True, exist_ok=True)
+        self._recent: OrderedDict[tuple[tuple[int, ...], int], Floats] = OrderedDict()
 
     def scores(self, ids: Sequence[int], num_last: int) -> Scores:
         """Of the last `num_last` tokens of `ids`, each given all before it; one forward pass, or the disk."""
@@ -65,8 +68,13 @@ class Reference:
 
     def logits(self, ids: Sequence[int], num_last: int) -> Floats:
         """Raw logits that predict the last `num_last` tokens of `ids`: `[num_last, vocab_size]`."""
-        rows = oracle.oracle_logits(self.folder, list(ids[:-1]), num_last)
-        return rows.numpy()
+        key = (tuple(ids[:-1]), num_last)
+        if key not in self._recent:
+            while len(self._recent) >= NUM_RECENT:
+                self._recent.popitem(last=False)
+            rows: Floats = oracle.oracle_logits(self.folder, key[0], num_last).numpy()
+            self._recent[key] = rows
+        return self._recent[key]
 
     def next_logprobs(self, ids: Sequence[int]) -> Floats:
         """Log-softmax `[vocab_size]` of what follows `ids`."""

@@ -11,11 +11,10 @@ from core import telemetry
 from tests.e2e import profiles
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
-from tests.e2e.right_tokens import Comparison, Prompt, check_prompt_logprobs, short_set
+from tests.e2e.right_tokens import Comparison, Prompt, check_prompt_logprobs, make_prompts, short_set
 from tests.e2e.scrape import rise, scrape, wait_idle
 
-NUM_TOKENS = 24
-BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * 16
+NUM_TOKENS = 16
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +47,11 @@ def test_twelve_prompts_equal_the_reference_first_and_again(
 
 def test_prompts_that_are_preempted_equal_the_reference(fleet: Fleet, comparison: Comparison) -> None:
     client = fleet.system(profiles.TINY).client
-    batch = [prompt for prompt in short_set(fleet.models.bundled) if 60 <= len(prompt.ids) <= 130]
+    batch = make_prompts(fleet.models.bundled, [61, 62, 63, 64], 0, 0)
     wait_idle(client)
     before = scrape(client)
-    longer = Comparison(comparison.reference, comparison.vocabulary, 64)
-    longer.run(client, batch, "tiny pool", at_a_time=len(batch))
+    longer = Comparison(comparison.reference, comparison.vocabulary, 48)
+    longer.run(client, batch, "tiny pool", at_a_time=4)
     wait_idle(client)
     assert rise(before, scrape(client), telemetry.PREEMPTIONS) > 0, "nothing was preempted"
 

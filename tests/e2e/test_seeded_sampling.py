@@ -16,7 +16,6 @@ from tests.e2e.reference import Ledger
 from tests.e2e.scrape import rise, scrape, wait_idle
 from tests.e2e.seeded import Settings, check_sampled
 
-NUM_TOKENS = 32
 NUM_PROMPTS = 4
 
 
@@ -25,10 +24,10 @@ def batch(fleet: Fleet) -> list[list[int]]:
     return prompts.prompts_of_lengths(fleet.models.bundled, [5, 16, 33, 90], seed=90)
 
 
-def ask(client: Client, ids: list[int], index: int) -> Answer:
+def ask(client: Client, ids: list[int], index: int, num_tokens: int) -> Answer:
     return client.complete(
         ids,
-        max_tokens=NUM_TOKENS,
+        max_tokens=num_tokens,
         ignore_eos=True,
         skip_special_tokens=False,
         logprobs=0,
@@ -40,28 +39,40 @@ def settings(index: int) -> Settings:
     return Settings(0.9, 0.9, seed=1000 + index)
 
 
-@pytest.mark.parametrize("profile", [profiles.SPLIT, profiles.MONO, profiles.TINY], ids=lambda p: p.name)
+def check_rounds(
+    fleet: Fleet, client: Client, batch: list[list[int]], num_tokens: int, rounds: list[list[int]], where: str
+) -> None:
+    """Each round asks for the prompts of the given numbers at once; all tokens are the draws."""
+    reference, vocabulary = fleet.models.reference(fleet.models.bundled), fleet.models.vocabulary
+    ledger = Ledger()
+    for numbers in rounds:
+        jobs = [partial(ask, client, batch[number], number, num_tokens) for number in numbers]
+        for number, answer in zip(numbers, at_once(jobs), strict=True):
+            output = vocabulary.ids_of(answer)
+            assert len(output) == num_tokens
+            story = f"{where}, prompt {number}"
+            check_sampled(reference, batch[number], output, settings(number), ledger, story)
+    ledger.check_share()
+
+
+@pytest.mark.parametrize("profile", [profiles.SPLIT, profiles.MONO], ids=lambda p: p.name)
 def test_sampled_tokens_are_the_draws_from_the_references_logits(
     fleet: Fleet, batch: list[list[int]], profile: Profile
 ) -> None:
+    """Together and cold, sixteen at once and cached, alone and cached."""
     client = fleet.system(profile).client
-    reference, vocabulary = fleet.models.reference(fleet.models.bundled), fleet.models.vocabulary
+    everyone = list(range(NUM_PROMPTS))
+    check_rounds(fleet, client, batch, 24, [everyone, everyone * 4, [0]], profile.name)
+
+
+def test_sampled_tokens_survive_preemption(fleet: Fleet) -> None:
+    client = fleet.system(profiles.TINY).client
+    batch = prompts.prompts_of_lengths(fleet.models.bundled, [61, 62, 63, 64], seed=92)
     wait_idle(client)
     before = scrape(client)
-    ledger = Ledger()
-    cold = [partial(ask, client, ids, index) for index, ids in enumerate(batch)]
-    rounds = [at_once(cold), at_once(cold * 4), [ask(client, batch[0], 0)]]
-    for answers in rounds:
-        for index, answer in enumerate(answers):
-            number = index % NUM_PROMPTS
-            output = vocabulary.ids_of(answer)
-            assert len(output) == NUM_TOKENS
-            where = f"{profile.name}, prompt {number}"
-            check_sampled(reference, batch[number], output, settings(number), ledger, where)
-    ledger.check_share()
+    check_rounds(fleet, client, batch, 48, [list(range(NUM_PROMPTS))], "tiny pool")
     wait_idle(client)
-    if profile is profiles.TINY:
-        assert rise(before, scrape(client), telemetry.PREEMPTIONS) > 0, "nothing was preempted"
+    assert rise(before, scrape(client), telemetry.PREEMPTIONS) > 0, "nothing was preempted"
 
 
 def test_four_samples_of_one_seed_differ_and_are_the_draws_of_their_index(
