@@ -49,6 +49,7 @@ def _deployment(
         graceful_shutdown_wait_loop_s=0.2,
         graceful_shutdown_timeout_s=cluster.drain_timeout_s + _TAKE_DOWN_S,
         ray_actor_options=actor,
+        logging_config={"enable_access_log": False},  # a line for each request, health check and scrape
     )
     deployment: serve.Deployment = decorate(shell)
     return deployment
