@@ -72,11 +72,16 @@ class GenerateJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Stop whatever this worker does for the request; unknown names are not an error."""
+    """Stop what this worker does for the request; unknown names are not an error.
+
+    With `ticket_id` only what came or is to come under that ticket. `sample_index` narrows it to one sample
+    of a Generate; a Prefill, which draws one token of each, goes on.
+    """
 
     request_id: RequestId
     ticket_id: TicketId | None = None
     reason: str = "cancelled"
+    sample_index: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,10 +101,17 @@ class DecodeLoop:
             self._flush()
 
     def cancel(self, job: CancelJob) -> None:
-        """Stop all that runs for the request, and its ticket if that is not claimed."""
+        """Stop what the job means: all of its request, or what runs under its ticket, or one sample of
+        that. A ticket that is not claimed is ended.
+        """
         for generation in self._generations.of_request(job.request_id):
-            self._end(generation, Cancelled(job.reason))
-        if job.ticket_id is not None:
+            if job.ticket_id is not None and generation.job.ticket_id != job.ticket_id:
+                continue
+            if job.sample_index is None:
+                self._end(generation, Cancelled(job.reason))
+            else:
+                self._generations.end_sample(generation, job.sample_index)
+        if job.ticket_id is not None and job.sample_index is None:
             self._inbox.abort(job.ticket_id)
         self._flush()
 

@@ -199,6 +199,16 @@ class Generations:
         self._touched.pop(generation, None)
         self._deliveries.append(Delivery(generation.stream, tuple(generation.events), error=error))
 
+    def end_sample(self, generation: Generation, sample_index: int) -> None:
+        """Stop one sample; its siblings go on. Samples that still wait for their common first token have
+        not parted, so none of them can be stopped alone.
+        """
+        for sequence in list(generation.sequences):
+            if sequence.sample_index == sample_index and not self._scheduler.first_samples(sequence):
+                self._retire(sequence, FinishReason.CANCELLED.value)
+                generation.emit(sequence, None, FinishReason.CANCELLED)
+                self._touched[generation] = None
+
     def take_deliveries(self) -> tuple[list[Delivery], list[Generation]]:
         """What the streams are to get since the last call, and the jobs that are finished by it and
         forgotten here.

@@ -43,7 +43,12 @@ class Calls:
         return call
 
     def matching(self, job: CancelJob) -> list[PrefillCall]:
-        """The calls that `job` means: that of its ticket, or without a ticket all of its request."""
+        """The calls that `job` means: that of its ticket, or without a ticket all of its request.
+
+        A single sample is not stopped here: its first token is drawn with those of the others.
+        """
+        if job.sample_index is not None:
+            return []
         return [
             call
             for call in self

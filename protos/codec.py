@@ -135,6 +135,7 @@ def cancel_request(job: CancelJob, receiver_epoch: Epoch) -> pb.CancelRequest:
         request_id=job.request_id,
         ticket_id=job.ticket_id or "",
         reason=job.reason,
+        sample_index=job.sample_index,
     )
 
 
@@ -143,6 +144,7 @@ def cancel_job(message: pb.CancelRequest) -> CancelJob:
         request_id=RequestId(message.request_id),
         ticket_id=TicketId(message.ticket_id) if message.ticket_id else None,
         reason=message.reason,
+        sample_index=message.sample_index if message.HasField("sample_index") else None,
     )
 
 

@@ -181,16 +181,18 @@ class GenerateEvent(_message.Message):
     def __init__(self, delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
-    __slots__ = ("receiver_epoch", "request_id", "ticket_id", "reason")
+    __slots__ = ("receiver_epoch", "request_id", "ticket_id", "reason", "sample_index")
     RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     TICKET_ID_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
     receiver_epoch: int
     request_id: str
     ticket_id: str
     reason: str
-    def __init__(self, receiver_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    sample_index: int
+    def __init__(self, receiver_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., reason: _Optional[str] = ..., sample_index: _Optional[int] = ...) -> None: ...
 
 class CancelReply(_message.Message):
     __slots__ = ()

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from core.errors import Cancelled, DeadlineExceeded, StepFailed, WorkerDraining, WorkerLost
+from core.ids import new_ticket_id
 from core.jobs import CancelJob, GenerateJob
+from core.request import FinishReason
 from engine.step import StepOutput, StepPlan
 from tests.integration.decode_worker.conftest import Answer, MakeSite, Site, prompt_ids
 from tests.oracle import oracle_greedy
@@ -47,6 +49,58 @@ async def test_a_cancel_ends_the_stream_and_frees_its_blocks(make_site: MakeSite
     await site.settle()
     labels = {"reason": "cancelled"}
     assert site.value("baton_sequences_finished_total", **labels) == num_samples
+
+
+async def test_a_cancel_of_one_ticket_leaves_the_other_jobs_of_the_request_alone(make_site: MakeSite) -> None:
+    site = await make_site(num_kv_blocks=128, ticket_wait_s=0.01)
+    request = site.request(prompt_ids(30), max_tokens=60, ignore_eos=True)
+    whole = (await site.answer(site.job(request))).token_ids
+    tickets = [new_ticket_id(), new_ticket_id()]
+    jobs = [site.job(request, attempt=index + 1, ticket_id=ticket) for index, ticket in enumerate(tickets)]
+    streams = [site.worker.generate(job) for job in jobs]
+    starts = [await anext(stream) for stream in streams]
+    await site.worker.cancel(CancelJob(request.request_id, tickets[0]))
+    with pytest.raises(Cancelled):
+        async for _ in streams[0]:
+            pass
+    rest = [token async for event in streams[1] for token in event.delta.token_ids]
+    assert [*starts[1].delta.token_ids, *rest] == whole
+    await site.settle()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_cancel_of_one_sample_ends_it_and_its_siblings_go_on(
+    make_site: MakeSite, is_first: bool
+) -> None:
+    site = await make_site(num_kv_blocks=128)
+    request = site.request(prompt_ids(30), num_samples=3, temperature=0.8, max_tokens=100, ignore_eos=True)
+    whole = await site.answers(site.job(request))
+    before = site.value("baton_generated_tokens_total")
+    victim = 0 if is_first else 2
+    found: dict[int, Answer] = {index: Answer() for index in range(3)}
+    async for event in site.worker.generate(site.job(request, attempt=1)):
+        found[event.delta.sample_index].add(event)
+        if event.delta.sample_index == victim and len(found[victim].token_ids) == 3:
+            await site.worker.cancel(CancelJob(request.request_id, sample_index=victim))
+    assert found[victim].finish_reason is FinishReason.CANCELLED
+    assert found[victim].token_ids == whole[victim].token_ids[: len(found[victim].token_ids)]
+    for index in {0, 1, 2} - {victim}:
+        assert found[index].token_ids == whole[index].token_ids
+    num_computed = site.value("baton_generated_tokens_total") - before
+    assert num_computed == sum(len(answer.token_ids) for answer in found.values()) < 300
+    await site.settle()
+
+
+async def test_a_job_whose_samples_are_all_cancelled_one_by_one_has_ended(make_site: MakeSite) -> None:
+    site = await make_site(num_kv_blocks=128)
+    job = long_job(site, num_samples=2)
+    async with asyncio.timeout(5):
+        async for event in site.worker.generate(job):
+            if event.delta.token_ids:
+                await site.worker.cancel(
+                    CancelJob(job.request.request_id, sample_index=event.delta.sample_index)
+                )
+    await site.settle()
 
 
 async def test_a_stream_nobody_listens_to_is_cancelled_and_the_counter_stops(make_site: MakeSite) -> None:

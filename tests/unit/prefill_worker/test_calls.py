@@ -127,5 +127,6 @@ async def test_a_cancel_names_a_ticket_or_a_whole_request(desk: Desk) -> None:
     assert desk.calls.matching(CancelJob(job.request.request_id)) == [call]
     assert desk.calls.matching(CancelJob(job.request.request_id, job.ticket_id)) == [call]
     assert desk.calls.matching(CancelJob(job.request.request_id, new_ticket_id())) == []
+    assert desk.calls.matching(CancelJob(job.request.request_id, job.ticket_id, sample_index=0)) == []
     call.reply.cancel()
     await desk.ends(call)

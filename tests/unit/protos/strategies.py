@@ -102,7 +102,13 @@ prefill_results = st.builds(
     PrefillResult, st.lists(deltas, max_size=3).map(tuple), counts, doubles, doubles, logprobs
 )
 generate_events = st.builds(GenerateEvent, deltas, logprobs)
-cancel_jobs = st.builds(CancelJob, texts.map(RequestId), st.none() | ticket_ids, texts)
+cancel_jobs = st.builds(
+    CancelJob,
+    texts.map(RequestId),
+    st.none() | ticket_ids,
+    texts,
+    st.none() | st.integers(min_value=0, max_value=2**31 - 1),
+)
 
 statuses = st.builds(
     WorkerStatus,
