@@ -16,7 +16,7 @@ static void tile(long k, const float* a, long a_stride, const float* b, long b_s
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) {
       F value = all(a[r * a_stride + i]);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < NV; v++) acc[r][v] = fma(value, row[v], acc[r][v]);
     }
   }
@@ -39,6 +39,14 @@ static void tile_rows(long rows, long k, const float* a, long a_stride, const fl
 #undef WIDE
 }
 
+template <int NV>
+static void tile_few(long rows, long k, const float* a, long a_stride, const float* b, long b_stride, float* c,
+                     long c_stride, bool adds) {
+  if (rows == 1) tile<1, NV>(k, a, a_stride, b, b_stride, c, c_stride, adds);
+  if (rows == 2) tile<2, NV>(k, a, a_stride, b, b_stride, c, c_stride, adds);
+  if (rows == 3) tile<3, NV>(k, a, a_stride, b, b_stride, c, c_stride, adds);
+}
+
 // c[rows, columns] (+)= a[rows, k] * b[k, columns]; columns is a multiple of W.
 static void product(long rows, long columns, long k, const float* a, long a_stride, const float* b, long b_stride,
                     float* c, long c_stride, bool adds) {
@@ -48,6 +56,9 @@ static void product(long rows, long columns, long k, const float* a, long a_stri
     const float* from = a + r * a_stride;
     float* to = c + r * c_stride;
     long j = 0;
+    if (count <= 3)  // too few chains for the latency of an addition, unless more columns go together
+      for (; j + 4 * W <= columns; j += 4 * W)
+        tile_few<4>(count, k, from, a_stride, b + j, b_stride, to + j, c_stride, adds);
     for (; j + 2 * W <= columns; j += 2 * W)
       tile_rows<2>(count, k, from, a_stride, b + j, b_stride, to + j, c_stride, adds);
     if (j < columns) tile_rows<1>(count, k, from, a_stride, b + j, b_stride, to + j, c_stride, adds);
@@ -297,14 +308,6 @@ static inline F exponential(F x) {
   return zero_below(all(-87.3f), x, mul(p, power_of_two(n)));
 }
 
-static inline float sum_of(F a) {
-  alignas(64) float lane[W];
-  store(lane, a);
-  float sum = 0.0f;
-  for (long i = 0; i < W; i++) sum += lane[i];
-  return sum;
-}
-
 static void rms_norm(const float* x, const float* weight, float eps, float* out, long num_rows, long size,
                      int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && num_rows * size > 65536)
@@ -425,23 +428,43 @@ struct Tile {
   const float* q;  // [rows, head_dim], scaled
   float *scores, *columns;
 
-  const float* slot(const float* pool, long key) const {
-    return pool + ((table[key / a.block_size] * a.num_kv_heads + kv_head) * a.block_size + key % a.block_size) *
-                      a.head_dim;
+  // The pool's keys or values of slot `key`, and how many slots follow it in its block, itself included.
+  const float* slots(const float* pool, long key, long& run) const {
+    const long place = key / a.block_size, offset = key - place * a.block_size;
+    run = a.block_size - offset;
+    return pool + ((table[place] * a.num_kv_heads + kv_head) * a.block_size + offset) * a.head_dim;
   }
 
-  void add(Rows& s, long first, long count) const {
+  // Asks for the slots that the next tile will read in the place of `count` ones from `key`.
+  void ahead(const float* pool, long key, long count) const {
+    for (long run; count > 0; key += run, count -= run) {
+      const float* from = slots(pool, key, run);
+      run = least(run, count);
+      for (long i = 0; i < run * a.head_dim; i += 16) _mm_prefetch((const char*)(from + i), _MM_HINT_T0);
+    }
+  }
+
+  // Keys `first : first + count`; `following` slots after them are read next.
+  void add(Rows& s, long first, long count, long following) const {
     const long padded = ceil_div(count, W) * W;
     const float* keys[KEYS];
-    for (long j = 0; j < padded; j++) keys[j] = slot(a.keys, first + (j < count ? j : 0));
-    for (long j = 0; j < padded; j += W)
+    for (long j = 0, run; j < count; j += run) {
+      const float* from = slots(a.keys, first + j, run);
+      run = least(run, count - j);
+      for (long i = 0; i < run; i++) keys[j + i] = from + i * a.head_dim;
+    }
+    for (long j = count; j < padded; j++) keys[j] = keys[0];
+    for (long j = 0; j < padded; j += W) {
+      ahead(a.keys, first + KEYS + j, least(W, following - j));
       for (long d = 0; d < a.head_dim; d += W) transpose(keys + j, d, columns + d * KEYS + j, KEYS);
+    }
     product(rows, padded, a.head_dim, q, a.head_dim, columns, KEYS, scores, KEYS, false);
     for (long r = 0; r < rows; r++) soften(s, r, least(count, position + r / group + 1 - first));
-    for (long j = 0; j < count;) {
-      const long key = first + j, run = least(count - j, a.block_size - key % a.block_size);
-      product(rows, a.head_dim, run, scores + j, KEYS, slot(a.values, key), a.head_dim, s.mixed, a.head_dim, true);
-      j += run;
+    for (long j = 0, run; j < count; j += run) {
+      const float* values = slots(a.values, first + j, run);
+      run = least(run, count - j);
+      ahead(a.values, first + KEYS + j, least(run, following - j));
+      product(rows, a.head_dim, run, scores + j, KEYS, values, a.head_dim, s.mixed, a.head_dim, true);
     }
   }
 
@@ -451,10 +474,7 @@ struct Tile {
     for (long j = visible < 0 ? 0 : visible; j < KEYS; j++) row[j] = -__builtin_inff();
     F top = all(s.top[r]);
     for (long j = 0; j < KEYS; j += W) top = larger(load(row + j), top);
-    alignas(64) float lane[W];
-    store(lane, top);
-    float best = lane[0];
-    for (long i = 1; i < W; i++) best = lane[i] > best ? lane[i] : best;
+    const float best = max_of(top);
     F total = all(0.0f);
     for (long j = 0; j < KEYS; j += W) {
       F weight = exponential(sub(load(row + j), all(best)));
@@ -506,7 +526,8 @@ static void attend(const AttentionArgs& a, const Item& item, long kv_head, Rows 
     Rows& target = first == begin ? s : part;
     clear(target, rows, a.head_dim);
     const long stop = least(end, first + SPLIT);
-    for (long key = first; key < stop; key += KEYS) tile_.add(target, key, least(KEYS, stop - key));
+    for (long key = first; key < stop; key += KEYS)
+      tile_.add(target, key, least(KEYS, stop - key), least(KEYS, end - key - KEYS));
     if (first != begin) merge(s, part, rows, a.head_dim);
   }
 }
