@@ -64,8 +64,8 @@ def serve(config: BatonConfig, console: Console) -> int:
 
 def base_url(host: str, port: int) -> str:
     """The address to use on this machine for a service that listens on `host`."""
-    reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
-    return f"http://{reachable}:{port}"
+    reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def show_service(console: Console, url: str, model: str) -> None:
