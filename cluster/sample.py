@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import httpx
 
@@ -38,21 +39,41 @@ def wait_until_ready(url: str, timeout_s: float, keep_waiting: Callable[[str], N
     raise TimeoutError(answer)
 
 
+class _Refused(Exception):
+    """The service did not take the question; `param` is the field it names."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.text = response.read().decode(errors="replace")
+        super().__init__(self.text)
+        try:
+            self.param = json.loads(self.text)["error"]["param"]
+        except (ValueError, KeyError, TypeError):
+            self.param = None
+
+
 def stream_sample(url: str, model: str) -> Iterator[str]:
-    """The pieces of one sample completion as they arrive. Raises ServingError in the service's words."""
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": QUESTION}],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-        "stream": True,
-    }
-    with (
-        httpx.Client(timeout=120.0, trust_env=False) as client,
-        client.stream("POST", f"{url}/v1/chat/completions", json=body) as response,
-    ):
+    """The pieces of one sample completion as they arrive. Raises ServingError in the service's words.
+
+    A model without a chat template is asked to go on with the plain question.
+    """
+    body = {"model": model, "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
+    chat = {**body, "messages": [{"role": "user", "content": QUESTION}]}
+    with httpx.Client(timeout=120.0, trust_env=False) as client:
+        try:
+            try:
+                yield from _pieces(client, f"{url}/v1/chat/completions", chat)
+            except _Refused as refused:
+                if refused.param != "messages":
+                    raise
+                yield from _pieces(client, f"{url}/v1/completions", {**body, "prompt": QUESTION})
+        except _Refused as refused:
+            raise ServingError(f"the sample was refused: {refused.text}") from refused
+
+
+def _pieces(client: httpx.Client, url: str, body: dict[str, Any]) -> Iterator[str]:
+    with client.stream("POST", url, json=body) as response:
         if response.status_code != httpx.codes.OK:
-            raise ServingError(f"the sample was refused: {response.read().decode(errors='replace')}")
+            raise _Refused(response)
         for line in response.iter_lines():
             payload = line.removeprefix("data: ")
             if payload == line or payload == "[DONE]":
@@ -61,8 +82,9 @@ def stream_sample(url: str, model: str) -> Iterator[str]:
             if "error" in event:
                 raise ServingError(f"the sample failed: {event['error'].get('message')}")
             for choice in event["choices"]:
-                if choice["delta"].get("content"):
-                    yield choice["delta"]["content"]
+                piece = choice["delta"].get("content") if "delta" in choice else choice["text"]
+                if piece:
+                    yield piece
 
 
 def curl_line(url: str, model: str) -> str:
