@@ -10,20 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from core.clock import Clock, Deadline
-from core.errors import (
-    DeadlineExceeded,
-    NoWorkerAvailable,
-    ServingError,
-    StepFailed,
-    WorkerDraining,
-    WorkerLost,
-)
-from core.ids import Role, TicketId, new_ticket_id
+from core.errors import DeadlineExceeded, ServingError, StepFailed, WorkerDraining, WorkerLost
+from core.ids import TicketId, new_ticket_id
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
 from core.request import FinishReason, Request
 from router.config import RouterConfig
@@ -34,8 +27,6 @@ from router.sample_record import SampleRecord
 from router.setbacks import Setbacks
 from router.worker_entry import WorkerEntry
 from router.worker_table import Sleep, WorkerTable
-
-T = TypeVar("T")
 
 _CANCEL_TIMEOUT_S = 2.0
 _ABORT_TIMEOUT_S = 0.5
@@ -107,22 +98,25 @@ class Pipeline:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             for leg in run.legs:
-                self._cancel_later(leg, request, reason)
+                self.cancel_later(leg, request, reason)
 
     async def stop(self) -> None:
         """Wait for the cancels that are on their way; each is bounded in time."""
         await asyncio.gather(*self._cancels, return_exceptions=True)
 
-    def _cancel_later(self, leg: _Leg, request: Request, reason: str) -> None:
-        task = asyncio.create_task(self.cancel(leg, request, reason, _CANCEL_TIMEOUT_S))
+    def cancel_later(self, leg: _Leg, request: Request, reason: str, sample_index: int | None = None) -> None:
+        """`cancel` without waiting for it."""
+        task = asyncio.create_task(self.cancel(leg, request, reason, _CANCEL_TIMEOUT_S, sample_index))
         self._cancels.add(task)
         task.add_done_callback(self._cancels.discard)
 
-    async def cancel(self, leg: _Leg, request: Request, reason: str, timeout_s: float) -> None:
-        """Tell a worker to stop; one that cannot be told is gone or will notice by itself (deadline,
-        detached stream).
+    async def cancel(
+        self, leg: _Leg, request: Request, reason: str, timeout_s: float, sample_index: int | None = None
+    ) -> None:
+        """Tell a worker to stop, or to stop one sample; one that cannot be told is gone or will notice by
+        itself (deadline, detached stream).
         """
-        job = CancelJob(request.request_id, leg.ticket_id, reason)
+        job = CancelJob(request.request_id, leg.ticket_id, reason, sample_index)
         with contextlib.suppress(ServingError, TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await leg.entry.worker.cancel(job)
@@ -187,7 +181,7 @@ class _Run:
         if live and decode is not None:
             await self._generate(live, decode, ticket_id, attempt, self._leg_of(prefill, ticket_id))
         elif live:
-            self._note(StepFailed("prefill did not end a request of one token"), prefill)
+            self._note(StepFailed("prefill did not end a request of one token"), live, prefill)
         elif decode is not None:
             # ended by its first token: nobody will claim the ticket
             return
@@ -208,10 +202,13 @@ class _Run:
                 self._pipeline.metrics.placed(chosen.decision.plan)
                 self._reader.placed(chosen.decision)
                 return chosen
-            now = self._clock.now()
-            if now >= give_up_at:
-                raise self._no_worker()
-            await self._table.wait_for_change(min(self._setbacks.next_chance_at(), give_up_at) - now)
+            now, usable = self._clock.now(), sought.usable_answerers()
+            chance_at = self._setbacks.next_chance_at(usable)
+            is_hopeless = now >= give_up_at and chance_at >= self._deadline.at
+            if is_hopeless or self._setbacks.is_too_long_for(sought.answerers()):
+                raise self._setbacks.final_error(usable)
+            wake_at = chance_at if now >= give_up_at else min(chance_at, give_up_at)
+            await self._table.wait_for_change(wake_at - now)
 
     def _give_up_at(self) -> float:
         """A request that was placed waits for a new worker almost to its deadline, a new one only so long."""
@@ -220,12 +217,6 @@ class _Run:
         if self._num_attempts > 0:
             return latest
         return min(latest, self._clock.now() + self._config.worker_wait_s)
-
-    def _no_worker(self) -> ServingError:
-        has_decode = bool(self._table.usable(Role.DECODE))
-        if has_decode and self._setbacks.last_error is not None:
-            return self._setbacks.last_error
-        return NoWorkerAvailable("no worker can answer at present", retry_after_s=5)
 
     # ------------------------------------------------------------ calling
 
@@ -254,17 +245,16 @@ class _Run:
         claim = None if decode is None else decode.reserve(0, len(records), self._clock.now())
         self.legs += legs
         try:
-            result = await self._while_alive(prefill, prefill.worker.prefill(job))
+            result = await prefill.until_lost(prefill.worker.prefill(job))
             self._pipeline.metrics.predicted_cached(num_cached, result.num_cached_tokens)
             self._take(result)
         except ServingError as error:
             for leg in legs:
                 self._close_leg(leg)
-            has_sibling = any(leg.entry is decode for leg in self.legs)
-            if decode is not None and isinstance(error, WorkerLost) and not has_sibling:
+            if decode is not None and isinstance(error, WorkerLost):
                 # nobody else can tell decode now, and the next attempt may need the room
                 await self._pipeline.cancel(legs[1], self._request, "prefill was lost", _ABORT_TIMEOUT_S)
-            self._note(error, prefill, decode)
+            self._note(error, records, prefill, decode)
             return False
         finally:
             prefill.release(load)
@@ -297,49 +287,36 @@ class _Run:
             leg = _Leg(decode, ticket_id)
             self.legs.append(leg)
         try:
-            if await self._while_alive(decode, self._follow(decode, job, records, prefill_leg)):
+            if await decode.until_lost(self._follow(leg, job, records, prefill_leg)):
                 self._close_leg(leg)
         except ServingError as error:
             self._close_leg(leg)
-            self._note(error, decode)
+            self._note(error, records, decode)
         finally:
             decode.release(load)
 
     async def _follow(
-        self,
-        decode: WorkerEntry,
-        job: GenerateJob,
-        records: Sequence[SampleRecord],
-        prefill_leg: _Leg | None,
+        self, leg: _Leg, job: GenerateJob, records: Sequence[SampleRecord], prefill_leg: _Leg | None
     ) -> bool:
         """Read the stream; whether the worker itself ended all samples, so that nothing is left to cancel."""
         running = {record.sample_index for record in records}
-        events = decode.worker.generate(job)
+        events = leg.entry.worker.generate(job)
         try:
             async for event in events:
                 self._close_leg(prefill_leg)
+                index = event.delta.sample_index
                 if event.delta.finish_reason is not None:
-                    running.discard(event.delta.sample_index)
+                    running.discard(index)
                 self._accept(event)
                 if all(record.is_finished for record in records):
                     return not running
+                if index in running and self._records[index].is_finished:
+                    # its reader has enough; the others go on
+                    running.discard(index)
+                    self._pipeline.cancel_later(leg, self._request, "the sample has ended", index)
         finally:
             await _close(events)
-        raise WorkerLost("the worker ended a stream early", worker_id=decode.ref.worker_id)
-
-    async def _while_alive(self, entry: WorkerEntry, call: Coroutine[Any, Any, T]) -> T:
-        """The call's result; WorkerLost as soon as the table gives the worker up."""
-        task = asyncio.create_task(call)
-        forget = entry.on_abandon(task.cancel)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                raise
-            raise WorkerLost("the worker is lost", worker_id=entry.ref.worker_id) from None
-        finally:
-            forget()
+        raise WorkerLost("the worker ended a stream early", worker_id=leg.entry.ref.worker_id)
 
     # ------------------------------------------------------------ taking
 
@@ -381,8 +358,15 @@ class _Run:
             self._request, sampling=replace(sampling, prompt_logprobs=None), is_prefix_cache_read=True
         )
 
-    def _note(self, error: ServingError, callee: WorkerEntry, target: WorkerEntry | None = None) -> None:
-        self._setbacks.note(error, callee.ref, None if target is None else target.ref)
+    def _note(
+        self,
+        error: ServingError,
+        records: Sequence[SampleRecord],
+        callee: WorkerEntry,
+        target: WorkerEntry | None = None,
+    ) -> None:
+        samples = [record.sample_index for record in records]
+        self._setbacks.note(error, callee.ref, None if target is None else target.ref, samples)
         self._pipeline.metrics.retried(error)
 
     def _leg_of(self, entry: WorkerEntry, ticket_id: TicketId | None) -> _Leg | None:

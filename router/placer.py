@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.block_hash import BlockHash, hash_blocks, root_hash
-from core.ids import Role, WorkerId
+from core.ids import Role, WorkerId, WorkerRef
 from core.kv_layout import KVLayout
 from core.request import Request
 from router.config import RouterConfig
@@ -67,6 +67,18 @@ class Search:
         if decision is None:
             return None
         return Chosen(decision, self._entry_of(decision.prefill), self._entry_of(decision.decode))
+
+    def answerers(self) -> list[WorkerRef]:
+        """The known workers whose role lets them answer without another's help, whatever their state."""
+        return [entry.ref for entry in self._answerers()]
+
+    def usable_answerers(self) -> list[WorkerRef]:
+        """Those of them that live and take work."""
+        return [entry.ref for entry in self._answerers() if entry.is_usable]
+
+    def _answerers(self) -> list[WorkerEntry]:
+        roles = (Role.DECODE, Role.PREFILL) if self._demand.is_ended_by_prefill else (Role.DECODE,)
+        return [entry for entry in self._placer.table.entries() if entry.ref.role in roles]
 
     def _candidates(self, role: Role, setbacks: Setbacks) -> list[Candidate]:
         entries = [entry for entry in self._placer.table.usable(role) if not setbacks.is_avoided(entry.ref)]

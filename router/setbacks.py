@@ -7,16 +7,20 @@ Decides by error type only. One per request; used on the event loop.
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from core.clock import Clock
 from core.errors import (
     Cancelled,
     ContextTooLong,
     HandoffError,
+    NoWorkerAvailable,
     Overloaded,
     ReservationRefused,
     ServingError,
     StaleEpoch,
+    StepFailed,
     WorkerDraining,
     WorkerLost,
 )
@@ -30,21 +34,29 @@ _MAX_REFUSED_OFFERS = 2
 
 
 class Setbacks:
-    """`num_failures` counts what points at the request or a broken worker; refusals and lost workers'
-    successors do not.
+    """What is known of the workers is shared by all samples of the request. Failures are counted for each
+    sample: what points at the request or a broken worker counts, refusals do not.
     """
 
     def __init__(self, config: RouterConfig, clock: Clock) -> None:
-        self.num_failures = 0
         self.last_error: ServingError | None = None
         self._config = config
         self._clock = clock
         self._avoided_until: dict[_Incarnation, float] = {}
         self._num_refusals: dict[_Incarnation, int] = {}
         self._local_only: set[_Incarnation] = set()
+        self._too_long: dict[_Incarnation, ContextTooLong] = {}
+        self._num_failures: Counter[int] = Counter()
+        self._broken_by: dict[int, set[_Incarnation]] = {}
 
-    def note(self, error: ServingError, callee: WorkerRef, target: WorkerRef | None = None) -> None:
-        """Remember that a call to `callee` failed, which was to send KV to `target`.
+    def note(
+        self,
+        error: ServingError,
+        callee: WorkerRef,
+        target: WorkerRef | None = None,
+        samples: Sequence[int] = (0,),
+    ) -> None:
+        """Remember that a call to `callee` for `samples` failed, which was to send KV to `target`.
 
         Raises `error` itself if placing again cannot help, or has been tried often enough.
         """
@@ -52,21 +64,26 @@ class Setbacks:
         match error:
             case ReservationRefused() | Overloaded() | WorkerDraining():
                 self._refused(error, blamed)
-            case ContextTooLong() if target is not None:
-                # the prompt does not fit this prefill worker's pool; a decode worker may still read it
-                self._avoid(blamed, math.inf)
+            case ContextTooLong():
+                # this worker's pool is too small; another one's may do
+                self._too_long[_name(callee)] = error
+                self._avoid(callee, math.inf)
             case WorkerLost() | StaleEpoch():
                 if blamed is target:
                     # prefill cannot reach it; if our own way to it is open, it can read the prompt itself
                     self._local_only.add(_name(blamed))
                 self._avoid(blamed, self._config.max_backoff_s)
-                self._count(error)
+                self._count(error, samples)
             case HandoffError() if blamed is target:
                 self._local_only.add(_name(blamed))
-                self._count(error)
+                self._count(error, samples)
+            case StepFailed():
+                self._avoid(blamed, self._config.refusal_backoff_s)
+                self._broke(error, blamed, samples)
+                self._count(error, samples)
             case _ if error.retryable or isinstance(error, Cancelled):
                 self._avoid(blamed, self._config.refusal_backoff_s)
-                self._count(error)
+                self._count(error, samples)
             case _:
                 raise error
         self.last_error = error
@@ -79,10 +96,28 @@ class Setbacks:
         """Whether KV may be sent to `ref`; if not, it can still read the prompt itself."""
         return _name(ref) not in self._local_only
 
-    def next_chance_at(self) -> float:
-        """When the next avoided worker may be tried again; infinity if none is avoided."""
+    def next_chance_at(self, refs: Sequence[WorkerRef]) -> float:
+        """When the next avoided one of `refs` may be tried again; infinity if there is none to wait for."""
         now = self._clock.now()
-        return min((until for until in self._avoided_until.values() if until > now), default=math.inf)
+        times = (self._avoided_until.get(_name(ref), 0.0) for ref in refs)
+        return min((until for until in times if until > now), default=math.inf)
+
+    def is_too_long_for(self, refs: Sequence[WorkerRef]) -> bool:
+        """Whether there are `refs`, and the request fits the pool of none."""
+        return bool(refs) and all(_name(ref) in self._too_long for ref in refs)
+
+    def final_error(self, refs: Sequence[WorkerRef]) -> ServingError:
+        """What a request ends with that is not placed again, when `refs` are there but do not take it."""
+        if self.is_too_long_for(refs):
+            errors = [self._too_long[_name(ref)] for ref in refs]
+            return max(errors, key=lambda error: error.details.get("max_context") or 0)
+        match self.last_error if refs else None:
+            case None | WorkerDraining() | ContextTooLong():
+                return NoWorkerAvailable("no worker can answer at present", retry_after_s=5)
+            case ReservationRefused():
+                return Overloaded("no worker has room for the request at present", retry_after_s=1)
+            case error:
+                return error
 
     def _refused(self, error: ServingError, blamed: WorkerRef) -> None:
         name = _name(blamed)
@@ -96,9 +131,17 @@ class Setbacks:
         until = self._clock.now() + seconds
         self._avoided_until[_name(ref)] = max(until, self._avoided_until.get(_name(ref), 0.0))
 
-    def _count(self, error: ServingError) -> None:
-        self.num_failures += 1
-        if self.num_failures > self._config.max_failures:
+    def _broke(self, error: StepFailed, blamed: WorkerRef, samples: Sequence[int]) -> None:
+        """Once two workers could not compute a sample, it is the sample: it would only disturb others."""
+        for sample in samples:
+            names = self._broken_by.setdefault(sample, set())
+            names.add(_name(blamed))
+            if len(names) > 1:
+                raise error
+
+    def _count(self, error: ServingError, samples: Sequence[int]) -> None:
+        self._num_failures.update(samples)
+        if any(self._num_failures[sample] > self._config.max_failures for sample in samples):
             raise error
 
 

@@ -7,13 +7,17 @@ it is lost. Written by `worker_table`, read by `placement` and `pipeline`. Lives
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, TypeVar
 
+from core.errors import WorkerLost
 from core.ids import WorkerRef
 from core.worker_status import Announcement, WorkerStatus
 from router.workers import Worker
+
+T = TypeVar("T")
 
 # a status may have been on its way when the load was placed; after this long it has seen it
 _STATUS_LAG_S = 0.25
@@ -94,6 +98,20 @@ class WorkerEntry:
         else:
             self._on_abandon.add(call)
         return lambda: self._on_abandon.discard(call)
+
+    async def until_lost(self, call: Coroutine[Any, Any, T]) -> T:
+        """The call's result; WorkerLost as soon as the table gives the worker up."""
+        task = asyncio.create_task(call)
+        forget = self.on_abandon(task.cancel)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise WorkerLost("the worker is lost", worker_id=self.ref.worker_id) from None
+        finally:
+            forget()
 
     def abandon(self) -> None:
         """The worker is lost: fail everything that waits for it, and what would from now on."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -21,6 +22,7 @@ from core.errors import (
     WorkerLost,
 )
 from core.ids import Role
+from core.jobs import PrefillJob
 from core.request import FinishReason
 from router.config import PlanSetting
 from router.placement import Plan
@@ -169,9 +171,34 @@ async def test_a_request_that_never_finds_room_ends_by_the_last_refusal_before_i
     decode = _d(on_generate=lambda job: Overloaded("queue is full"))
     async with Fleet(decode) as fleet:
         task, _ = fleet.begin(new_request(), timeout_s=30.0)
-        await fleet.pass_by(26.0)
+        await fleet.pass_by(28.5)
+        assert not task.done()
+        await fleet.pass_by(1.4)
         with pytest.raises(Overloaded):
             await task
+
+
+@pytest.mark.parametrize("refusal", [ReservationRefused("no room"), Overloaded("queue is full")])
+async def test_a_refusal_late_in_a_short_deadline_is_not_the_last_word(refusal: ServingError) -> None:
+    hold, refusals = asyncio.Event(), iter([refusal])
+    prefill = _p(hold=hold, on_prefill=lambda job: next(refusals, None))
+    async with Fleet(prefill, _d(), **REMOTE) as fleet:
+        task, reader = fleet.begin(new_request(), timeout_s=8.0)
+        await fleet.pass_by(4.5)
+        hold.set()
+        await fleet.pass_by(1.0)
+        await task
+    assert reader.tokens[0] == answer(new_request(), 0)
+
+
+async def test_a_request_that_no_worker_has_room_for_is_told_when_to_come_again() -> None:
+    decode = _d(on_generate=lambda job: ReservationRefused("no room", worker_id="d"))
+    async with Fleet(decode) as fleet:
+        task, _ = fleet.begin(new_request(), timeout_s=8.0)
+        await fleet.pass_by(8.0)
+        with pytest.raises(Overloaded) as caught:
+            await task
+    assert caught.value.details["retry_after_s"]
 
 
 async def test_a_corrupted_transfer_is_not_repeated_decode_reads_the_prompt() -> None:
@@ -187,6 +214,38 @@ async def test_a_prompt_too_long_for_the_prefill_worker_is_read_by_decode() -> N
     prefill, decode = _p(on_prefill=lambda job: ContextTooLong("pool")), _d()
     async with Fleet(prefill, decode, **REMOTE) as fleet:
         assert (await fleet.serve(new_request())).tokens[0] == answer(new_request(), 0)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+async def test_a_prompt_too_long_for_prefill_whose_answer_is_one_token_is_read_by_decode(
+    max_tokens: int,
+) -> None:
+    prefill, decode = _p(on_prefill=lambda job: ContextTooLong("pool")), _d()
+    async with Fleet(prefill, decode, **REMOTE) as fleet:
+        request = new_request(max_tokens)
+        assert (await fleet.serve(request)).tokens[0] == answer(request, 0)
+    assert len(decode.generates) == 1
+
+
+async def test_a_request_too_long_for_one_decode_worker_goes_to_one_with_a_larger_pool() -> None:
+    small, large = _d("small", on_generate=lambda job: ContextTooLong("pool")), _d("large", is_dead=True)
+    async with Fleet(small, large) as fleet:
+        task, reader = fleet.begin(new_request())
+        await fleet.pass_by(1.0)
+        assert not task.done()
+        large.is_dead = False
+        await fleet.pass_by(1.0)
+        await task
+    assert reader.tokens[0] == answer(new_request(), 0)
+    assert len(small.generates) == 1
+
+
+async def test_a_request_too_long_for_every_worker_is_the_clients_mistake() -> None:
+    workers = [_d(name, on_generate=lambda job: ContextTooLong("pool", max_context=9)) for name in "ab"]
+    async with Fleet(*workers) as fleet:
+        with pytest.raises(ContextTooLong):
+            await fleet.serve(new_request())
+    assert [len(worker.generates) for worker in workers] == [1, 1]
 
 
 async def test_what_the_client_did_wrong_is_not_tried_again() -> None:
@@ -315,6 +374,74 @@ async def test_samples_that_lose_their_worker_go_on_separately_with_their_own_to
     assert all(len(job.samples) == 1 for job in second.generates)
 
 
+async def test_eight_samples_survive_as_many_deaths_as_one() -> None:
+    workers = [_d(f"d{index}", pause_at=3 + index) for index in range(4)]
+    async with Fleet(workers[0]) as fleet:
+        request = new_request(12, num_samples=8)
+        task, reader = fleet.begin(request)
+        await settle()
+        for worker, successor in itertools.pairwise(workers):
+            fleet.join(successor)
+            await fleet.pass_by(1.0)
+            worker.die()
+            await fleet.pass_by(2.0)
+        workers[-1].resume.set()
+        await task
+    for index in range(8):
+        assert reader.tokens[index] == answer(request, index)
+
+
+async def test_a_step_that_fails_for_a_request_on_two_workers_ends_it() -> None:
+    prefill, decode = _p(on_prefill=lambda job: StepFailed("boom")), _d()
+    decode.on_generate = lambda job: StepFailed("boom")
+    async with Fleet(prefill, decode, **REMOTE) as fleet:
+        task, _ = fleet.begin(new_request())
+        await fleet.pass_by(2.0)
+        with pytest.raises(StepFailed):
+            await task
+    assert len(prefill.prefills) + len(decode.generates) <= 3
+
+
+async def test_a_decode_worker_that_is_lost_while_prefill_reads_is_not_waited_for() -> None:
+    prefill, lost, other = _p(hold=asyncio.Event()), _d("d1"), _d("d2")
+    async with Fleet(prefill, lost, **REMOTE) as fleet:
+        task, reader = fleet.begin(new_request(), timeout_s=30.0)
+        await settle()
+        fleet.join(other)
+        lost.is_silent, lost.pause_at = True, 1  # its streams would stay silent too
+        await fleet.pass_by(10.0)
+        assert prefill.hold is not None
+        prefill.hold.set()
+        await fleet.pass_by(2.0)
+        await task
+    assert reader.tokens[0] == answer(new_request(), 0)
+    assert not lost.generates
+
+
+async def test_a_lost_prefill_ends_its_own_ticket_even_while_a_sibling_runs_on_the_same_decode() -> None:
+    prefill, first, second = _p("p1"), _d("d1", pause_at=3), _d("d2", pause_at=5)
+    async with Fleet(prefill, first, **REMOTE) as fleet:
+        task, reader = fleet.begin(new_request(8, num_samples=2))
+        await settle()
+        fleet.join(second)
+        await fleet.pass_by(1.0)
+        prefills = len(prefill.prefills)
+
+        def lose_second(job: PrefillJob) -> ServingError | None:
+            is_first_try = job.samples[0].sample_index == 1 and len(prefill.prefills) <= prefills + 2
+            return WorkerLost("gone", worker_id="p1") if is_first_try else None
+
+        prefill.on_prefill = lose_second
+        first.die()
+        await fleet.pass_by(3.0)
+        tickets = [job.ticket_id for job in prefill.prefills if job.samples[0].sample_index == 1]
+        assert [job.ticket_id for job in second.cancels] == tickets[:1]
+        second.resume.set()
+        await task
+    for index in range(2):
+        assert reader.tokens[index] == answer(new_request(8), index)
+
+
 async def test_tokens_that_a_worker_repeats_are_dropped_and_skipped_ones_are_fetched_again() -> None:
     async with Fleet(_d()) as fleet:
         decode = fleet.workers[0]
@@ -432,6 +559,21 @@ async def test_a_reader_that_has_enough_of_one_sample_gets_the_others_whole() ->
     assert reader.tokens[0] == answer(request, 0)[:1]
     assert reader.tokens[1] == answer(request, 1)
     assert [sample.sample_index for sample in decode.generates[0].samples] == [1]
+
+
+@pytest.mark.parametrize("plan", [PlanSetting.REMOTE, PlanSetting.LOCAL])
+async def test_a_sample_that_its_reader_has_enough_of_is_stopped_while_the_others_go_on(
+    plan: PlanSetting,
+) -> None:
+    decode = _d(pause_at=5)
+    async with Fleet(_p(), decode, plan=plan) as fleet:
+        task, reader = fleet.begin(new_request(9, num_samples=3), Collector({1: 3}))
+        await settle()
+        (cancel,) = decode.cancels
+        assert (cancel.sample_index, cancel.ticket_id) == (1, decode.generates[0].ticket_id)
+        decode.resume.set()
+        await task
+    assert [len(reader.tokens[index]) for index in range(3)] == [9, 3, 9]
 
 
 async def test_a_first_token_that_is_enough_needs_no_generate() -> None:
