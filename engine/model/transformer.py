@@ -6,7 +6,7 @@ sequence a token belongs to is in the attention plan. Called on the step thread;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -20,7 +20,7 @@ from engine.model.weights import EMBEDDING, FINAL_NORM, Weights, load_weights
 
 
 class Layer(Protocol):
-    """Changes the residual stream `hidden [num_tokens, hidden_size]` in place."""
+    """One layer or several: changes the residual stream `hidden [num_tokens, hidden_size]` in place."""
 
     def __call__(self, hidden: torch.Tensor, rope: RopeRows, attention: Attention) -> None: ...
 
@@ -34,18 +34,19 @@ class Transformer:
         weights: Weights,
         linears: LinearFactory,
         num_positions: int | None = None,
-        make_layer: Callable[[int], Layer] | None = None,
+        layers: Sequence[Layer] | None = None,
     ) -> None:
         """`num_positions` bounds the rope tables; the model's whole context if not given.
 
-        `make_layer` makes the layer of an index; plain torch layers if not given.
+        `layers` run one after the other; plain torch layers if not given.
         """
         self.config = config
         self._embedding = weights[EMBEDDING]
         device = self._embedding.device
         self._rope = Rope(config.rope, config.head_dim, num_positions or config.max_context, device)
-        make_layer = make_layer or (lambda index: DecoderLayer(config, index, weights, linears))
-        self._layers = [make_layer(index) for index in range(config.num_layers)]
+        self._layers = layers or [
+            DecoderLayer(config, index, weights, linears) for index in range(config.num_layers)
+        ]
         self._norm = RMSNorm(weights[FINAL_NORM], config.rms_norm_eps)
         self._head = linears(["embed_tokens" if config.is_head_tied else "lm_head"])
 

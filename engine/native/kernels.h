@@ -568,3 +568,44 @@ static void attention(const AttentionArgs& a) {
     emit(a, s, kv_head, item.token, num_rows);
   }
 }
+
+// ---------------------------------------------------------------- all layers
+
+static void multiply(const Pass& p, const Matrix& m, const float* x, float* out, int adds) {
+  linear({x, m.data, m.bias, out, p.num_tokens, m.num_out, m.num_in, m.num_in, (int)m.kind, adds, (int)p.threads});
+}
+
+// Norms of the heads of q and k, for models that have them.
+static void norm_heads(const Pass& p, const Layer& layer) {
+  const long row = (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
+#pragma omp parallel for schedule(static) num_threads(p.threads) if (p.threads > 1 && p.num_tokens > 16)
+  for (long t = 0; t < p.num_tokens; t++) {
+    float* q = p.heads + t * row;
+    float* k = q + p.num_heads * p.head_dim;
+    rms_norm(q, layer.q_norm, p.eps, q, p.num_heads, p.head_dim, 1);
+    rms_norm(k, layer.k_norm, p.eps, k, p.num_kv_heads, p.head_dim, 1);
+  }
+}
+
+static void layers(const Pass& p) {
+  const int threads = (int)p.threads;
+  const long plane = p.num_blocks * p.num_kv_heads * p.block_size * p.head_dim;
+  const long q_stride = (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
+  for (long l = 0; l < p.num_layers; l++) {
+    const Layer& layer = p.layers[l];
+    float* keys = p.pool + 2 * l * plane;
+    float* values = keys + plane;
+    rms_norm(p.hidden, layer.input_norm, p.eps, p.normed, p.num_tokens, p.hidden_size, threads);
+    multiply(p, layer.qkv, p.normed, p.heads, 0);
+    if (layer.q_norm) norm_heads(p, layer);
+    rotate_store({p.heads, p.cos, p.sin, keys, values, p.blocks, p.offsets, p.num_tokens, p.num_heads,
+                  p.num_kv_heads, p.head_dim, p.block_size, threads});
+    attention({p.heads, p.mixed, keys, values, p.tables, p.items, p.groups, p.num_items, p.num_groups, p.max_blocks,
+               q_stride, p.num_heads, p.num_kv_heads, p.head_dim, p.block_size, threads});
+    multiply(p, layer.output, p.mixed, p.hidden, 1);
+    rms_norm(p.hidden, layer.post_norm, p.eps, p.normed, p.num_tokens, p.hidden_size, threads);
+    multiply(p, layer.gate_up, p.normed, p.gate_up, 0);
+    swiglu(p.gate_up, p.gated, p.num_tokens, layer.down.num_in, threads);
+    multiply(p, layer.down, p.gated, p.hidden, 1);
+  }
+}

@@ -31,10 +31,49 @@ _SIGNATURES = {
     "baton_linear": "iiiPlPPPilll",
     "baton_attention": "iiPlPPPPlPlPlllll",
     "baton_rotate_store": "iiPPPPPPPlllll",
+    "baton_layers": "iP",
     "baton_rms_norm": "iiPPfPll",
     "baton_swiglu": "iiPPll",
 }
 _TYPES = {"i": _INT, "l": _LONG, "f": _FLOAT, "P": _POINTER}
+
+
+class MatrixFields(ctypes.Structure):
+    """`Matrix` of `ops.cpp`."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("data", "bias")),
+        *((name, ctypes.c_int64) for name in ("kind", "num_out", "num_in")),
+    )
+
+
+class LayerFields(ctypes.Structure):
+    """`Layer` of `ops.cpp`."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("input_norm", "q_norm", "k_norm", "post_norm")),
+        *((name, MatrixFields) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+_PASS_POINTERS = (
+    *("layers", "hidden", "cos", "sin", "pool", "tables", "items", "groups", "blocks", "offsets"),
+    *("normed", "heads", "mixed", "gate_up", "gated"),
+)
+_PASS_COUNTS = (
+    *("num_layers", "num_tokens", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "num_blocks"),
+    *("block_size", "max_blocks", "num_items", "num_groups", "threads"),
+)
+
+
+class PassFields(ctypes.Structure):
+    """`Pass` of `ops.cpp`."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in _PASS_POINTERS),
+        *((name, ctypes.c_int64) for name in _PASS_COUNTS),
+        ("eps", ctypes.c_double),
+    )
 
 
 class NativeOps:
@@ -48,6 +87,7 @@ class NativeOps:
         self._linear = functions["baton_linear"]
         self._attention = functions["baton_attention"]
         self._rotate_store = functions["baton_rotate_store"]
+        self._layers = functions["baton_layers"]
         self._rms_norm = functions["baton_rms_norm"]
         self._swiglu = functions["baton_swiglu"]
 
@@ -152,6 +192,11 @@ class NativeOps:
             head_dim,
             block_size,
         )
+
+    def layers(self, fields: PassFields, tensors: tuple[torch.Tensor, ...]) -> None:
+        """All layers over a step's tokens; `tensors` are those that `fields` points to, to be checked."""
+        assert _are_plain(*tensors)
+        self._layers(self._wide, ctypes.addressof(fields))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """`x [num_rows, size]` normalised by its root mean square, times `weight [size]`."""

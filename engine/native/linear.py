@@ -26,15 +26,11 @@ class NativeLinear:
 
     def __init__(self, ops: NativeOps, weight: PackedWeight, bias: torch.Tensor | None) -> None:
         self._multiply = ops.linear
-        self._weight = weight
-        self._bias = bias
+        self.weight = weight
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self._multiply(x, self._weight, self._bias)
-
-    def add_to(self, hidden: torch.Tensor, x: torch.Tensor) -> None:
-        """Add the result to `hidden [num_rows, num_out]` in place."""
-        self._multiply(x, self._weight, self._bias, hidden)
+        return self._multiply(x, self.weight, self.bias)
 
 
 class NativeLinears:

@@ -10,7 +10,7 @@ import torch
 from engine.model.config import ModelConfig
 from engine.model.transformer import Transformer
 from engine.model.weights import load_weights
-from engine.native.layer import NativeDecoderLayer
+from engine.native.layers import NativeLayers
 from engine.native.library import NativeOps
 from engine.native.linear import NativeLinears
 
@@ -22,12 +22,7 @@ def load_native(path: Path, config: ModelConfig, num_positions: int, ops: Native
     weights = load_weights(path, config, keeps_half=True)
     with torch.inference_mode():
         linears = NativeLinears(ops, weights, path)
-        transformer = Transformer(
-            config,
-            weights,
-            linears,
-            num_positions,
-            lambda index: NativeDecoderLayer(ops, config, index, weights, linears),
-        )
+        layers = NativeLayers(ops, config, weights, linears)
+        transformer = Transformer(config, weights, linears, num_positions, [layers])
     _log.info("%s: %.0f MB of packed weights for %s", config.name, linears.num_bytes / 1e6, ops.isa)
     return transformer

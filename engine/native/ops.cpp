@@ -56,6 +56,30 @@ struct RotateArgs {
   int threads;
 };
 
+struct Matrix {
+  const uint8_t* data;
+  const float* bias;  // or null
+  int64_t kind, num_out, num_in;
+};
+
+struct Layer {
+  const float *input_norm, *q_norm, *k_norm, *post_norm;  // q_norm and k_norm may be null
+  Matrix qkv, output, gate_up, down;
+};
+
+// One pass of a step's tokens through all layers; library.py holds the same fields in the same order.
+struct Pass {
+  const Layer* layers;
+  float* hidden;  // [num_tokens, hidden_size], changed in place
+  const float *cos, *sin;
+  float* pool;  // [num_layers, 2, num_blocks, num_kv_heads, block_size, head_dim]
+  const int64_t *tables, *items, *groups, *blocks, *offsets;
+  float *normed, *heads, *mixed, *gate_up, *gated;  // one step's memory
+  int64_t num_layers, num_tokens, hidden_size, num_heads, num_kv_heads, head_dim;
+  int64_t num_blocks, block_size, max_blocks, num_items, num_groups, threads;
+  double eps;
+};
+
 // Memory of one thread, kept between calls and grown to the largest size that was asked for.
 struct Scratch {
   void* memory = nullptr;
@@ -274,6 +298,8 @@ void baton_rotate_store(int wide, int threads, float* heads, const float* cos, c
                num_tokens, num_heads, num_kv_heads, head_dim, block_size, threads};
   wide ? avx512::rotate_store(a) : avx2::rotate_store(a);
 }
+
+void baton_layers(int wide, const Pass* pass) { wide ? avx512::layers(*pass) : avx2::layers(*pass); }
 
 void baton_rms_norm(int wide, int threads, const float* x, const float* weight, float eps, float* out,
                     long num_rows, long size) {

@@ -158,3 +158,19 @@ def test_a_block_holds_keys_then_values_with_heads_apart(folder: Path, kernels: 
         *(x.transpose(0, 1) for x in (q, k, v)), is_causal=True, enable_gqa=True
     )
     assert (out - expected.transpose(0, 1)).abs().max() < 1e-5
+
+
+def test_native_logits_are_the_same_bits_however_the_prompt_is_cut_and_batched(
+    folder: Path, kernels: str
+) -> None:
+    if kernels != "native":
+        pytest.skip("torch's operators round by the shape of the batch")
+    alone = Paged(folder, kernels)
+    (expected,) = alone.run([alone.sequence(150)], lambda: 200)
+    for seed in range(4):
+        paged = Paged(folder, kernels)
+        first = paged.sequence(150)  # the same tokens: the same seed
+        others = [paged.sequence(paged.random.randint(1, 120)) for _ in range(seed)]
+        sizes = random.Random(seed)
+        logits = paged.run([*others, first], lambda sizes=sizes: sizes.choice([1, 2, 7, 16, 33, 60]))
+        assert torch.equal(logits[-1], expected)
