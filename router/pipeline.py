@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from core.clock import Clock, Deadline
-from core.errors import DeadlineExceeded, ServingError, StepFailed, WorkerDraining, WorkerLost
+from core.errors import DeadlineExceeded, NoWorkerAvailable, ServingError, StepFailed, WorkerDraining, WorkerLost
 from core.ids import TicketId, new_ticket_id
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
 from core.request import FinishReason, Request
@@ -71,6 +71,7 @@ class Pipeline:
         self.placer = Placer(config, table, chance)
         self._sleep = sleep
         self._cancels: set[asyncio.Task[None]] = set()
+        self._closed = asyncio.Event()
 
     async def serve(self, request: Request, reader: Reader, deadline: Deadline) -> None:
         """Give `reader` all tokens of all samples; returns when each has ended.
@@ -81,9 +82,12 @@ class Pipeline:
         run = _Run(self, request, reader, deadline)
         work = asyncio.create_task(run.drive(), name=f"request {request.request_id}")
         timer = asyncio.ensure_future(self._sleep(deadline.left_s(self.clock)))
+        closed = asyncio.create_task(self._closed.wait())
         reason = "the request has ended"
         try:
-            await asyncio.wait({work, timer}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({work, timer, closed}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and self._closed.is_set():
+                raise NoWorkerAvailable("the service stops before the answer is complete")
             if not work.done():
                 raise DeadlineExceeded("the deadline passed before the answer was complete")
             await work
@@ -95,10 +99,15 @@ class Pipeline:
             raise
         finally:
             timer.cancel()
+            closed.cancel()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
             for leg in run.legs:
                 self.cancel_later(leg, request, reason)
+
+    def close(self) -> None:
+        """The service stops: end each request that is still open, and each to come, with NoWorkerAvailable."""
+        self._closed.set()
 
     async def stop(self) -> None:
         """Wait for the cancels that are on their way; each is bounded in time."""
