@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from core.clock import Clock, Deadline
-from core.errors import DeadlineExceeded, NoWorkerAvailable, ServingError, StepFailed, WorkerDraining, WorkerLost
+from core.errors import (
+    DeadlineExceeded,
+    NoWorkerAvailable,
+    ServingError,
+    StepFailed,
+    WorkerDraining,
+    WorkerLost,
+)
 from core.ids import TicketId, new_ticket_id
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
 from core.request import FinishReason, Request
@@ -106,7 +113,7 @@ class Pipeline:
                 self.cancel_later(leg, request, reason)
 
     def close(self) -> None:
-        """The service stops: end each request that is still open, and each to come, with NoWorkerAvailable."""
+        """The service stops: end each request, open or to come, with NoWorkerAvailable."""
         self._closed.set()
 
     async def stop(self) -> None:
