@@ -16,7 +16,7 @@ from core.kv_layout import KVLayout
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A worker's line in the registry, repeated every second."""
+    """A worker's line in the registry, repeated every second. `num_blocks`: the size of its KV pool."""
 
     ref: WorkerRef
     model: str
@@ -25,6 +25,7 @@ class Announcement:
     pid: int
     node: str
     home_pool: str
+    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,7 @@ class PrefillWorker:
             pid=os.getpid(),
             node=platform.node(),
             home_pool=self._config.home_pool,
+            num_blocks=self._runner.cache.allocator.num_blocks,
         )
 
     async def check(self) -> None:

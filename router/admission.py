@@ -64,17 +64,16 @@ class Admission:
         return Deadline.after(seconds, self._clock)
 
     def max_context(self) -> int:
-        """Tokens of prompt and answer that one sample may have at most.
+        """Tokens of prompt and answer that one sample may have at most. While workers are being replaced,
+        those of their kind that were here last stand for them.
 
         The smallest of what the operator, the model and the workers allow; a sample must also fit one
         decode worker's pool.
         """
-        entries = self._table.entries()
-        contexts = [entry.announcement.max_context for entry in entries]
+        announced = self._table.announcements()
+        contexts = [item.max_context for item in announced]
         pools = [
-            entry.status.num_blocks * entry.announcement.layout.block_size
-            for entry in entries
-            if entry.ref.role is Role.DECODE and entry.status is not None
+            item.num_blocks * item.layout.block_size for item in announced if item.ref.role is Role.DECODE
         ]
         limits = [min(contexts) if contexts else self._model.max_context, self._config.max_context]
         limits.append(max(pools) if pools else None)

@@ -25,7 +25,7 @@ LAYOUT = KVLayout(model="m", num_layers=2, num_kv_heads=2, head_dim=16, block_si
 
 def line(name: str) -> Announcement:
     ref = WorkerRef(WorkerId(name), Role.DECODE, new_epoch(), "127.0.0.1:1")
-    return Announcement(ref, "m", LAYOUT, max_context=64, pid=1, node="n", home_pool="decode")
+    return Announcement(ref, "m", LAYOUT, max_context=64, pid=1, node="n", home_pool="decode", num_blocks=4)
 
 
 @pytest.fixture(scope="module")

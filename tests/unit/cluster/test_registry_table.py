@@ -20,7 +20,7 @@ class HandClock:
 
 def line(name: str, epoch: int = 1) -> Announcement:
     ref = WorkerRef(WorkerId(name), Role.DECODE, Epoch(epoch), f"127.0.0.1:{5000 + epoch}")
-    return Announcement(ref, "m", LAYOUT, max_context=64, pid=1, node="n", home_pool="decode")
+    return Announcement(ref, "m", LAYOUT, max_context=64, pid=1, node="n", home_pool="decode", num_blocks=4)
 
 
 def names(membership: Membership) -> list[str]:

@@ -109,6 +109,7 @@ class ScriptedWorker:
     pause_at: int | None = None
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     num_cached_tokens: int = 0
+    num_blocks: int = 512 // LAYOUT.block_size
     prefills: list[PrefillJob] = field(default_factory=list)
     generates: list[GenerateJob] = field(default_factory=list)
     cancels: list[CancelJob] = field(default_factory=list)
@@ -125,7 +126,8 @@ class ScriptedWorker:
         self._watch_events: asyncio.Queue[WatchEvent | None] = asyncio.Queue()
 
     def announcement(self) -> Announcement:
-        return Announcement(self.ref, "toy", LAYOUT, 512, 1, "here", self.role.value)
+        num_blocks = self.status.num_blocks if self.status is not None else self.num_blocks
+        return Announcement(self.ref, "toy", LAYOUT, 512, 1, "here", self.role.value, num_blocks)
 
     def die(self) -> None:
         """As by SIGKILL: every connection breaks."""

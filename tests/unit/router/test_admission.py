@@ -1,0 +1,63 @@
+"""What a call may ask for, as far as it depends on the workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.errors import ContextTooLong
+from core.ids import Role
+from core.request import SamplingParams
+from router.admission import Admission
+from router.api_call import ApiCall, Prompt
+from router.text import TextSettings
+from tests.unit.router.api import new_model
+from tests.unit.router.scripted import LAYOUT, Fleet, ScriptedWorker
+
+POOL = 20 * LAYOUT.block_size
+
+
+def _d(name: str = "d", num_blocks: int = 20) -> ScriptedWorker:
+    return ScriptedWorker(Role.DECODE, name, num_blocks=num_blocks)
+
+
+def _admission(fleet: Fleet) -> Admission:
+    return Admission(fleet.config, new_model(max_context=8192), fleet.table, fleet.metrics, fleet.time)
+
+
+def _call(max_tokens: int | None) -> ApiCall:
+    sampling = SamplingParams(max_tokens=0, seed=0)
+    prompt = Prompt((1, 2, 3), "x")
+    return ApiCall((prompt,), "messages", 1, sampling, 1, max_tokens, None, TextSettings(), False, False)
+
+
+async def test_the_pool_limits_an_answer_before_its_worker_has_reported_anything() -> None:
+    async with Fleet(_d()) as fleet:
+        assert all(entry.status is None for entry in fleet.table.entries())
+        (request,) = _admission(fleet).requests(_call(None), "c")
+        assert request.sampling.max_tokens == POOL - 3
+        with pytest.raises(ContextTooLong):
+            _admission(fleet).requests(_call(POOL - 2), "c")
+
+
+async def test_the_limits_of_a_worker_that_is_being_replaced_stand() -> None:
+    worker = _d()
+    async with Fleet(worker) as fleet:
+        fleet.listed = []
+        worker.die()
+        await fleet.pass_by(0.6)
+        assert fleet.table.entries() == ()
+        assert _admission(fleet).max_context() == POOL
+        fleet.join(_d("d2", num_blocks=30))
+        await fleet.pass_by(0.6)
+        assert _admission(fleet).max_context() == 30 * LAYOUT.block_size
+
+
+async def test_the_largest_decode_pool_counts_and_prefill_pools_do_not() -> None:
+    prefill = ScriptedWorker(Role.PREFILL, "p", num_blocks=2)
+    async with Fleet(prefill, _d("d1"), _d("d2", num_blocks=25)) as fleet:
+        assert _admission(fleet).max_context() == 25 * LAYOUT.block_size
+
+
+async def test_without_any_worker_yet_the_models_context_is_the_limit() -> None:
+    async with Fleet() as fleet:
+        assert _admission(fleet).max_context() == 8192
