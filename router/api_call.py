@@ -2,15 +2,13 @@
 
 Owns the way from a validated body to token ids, sampling parameters and text settings, with the operator's
 limits and the model's defaults. Does not know the workers: how long an answer may get is decided at
-admission. Long texts are encoded on another thread.
+admission. Pure, so that large bodies may be read on another thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from core.errors import ContextTooLong, InvalidRequest
 from core.request import SamplingParams
@@ -21,13 +19,11 @@ from router.schema import SamplingFields
 from router.served_model import SamplingDefaults, ServedModel
 from router.text import TextSettings
 
-T = TypeVar("T")
-
 _DEFAULT_COMPLETION_TOKENS = 16
-# encoding more characters than this would hold up the event loop for milliseconds
-_MAX_INLINE_CHARS = 8_000
-# no text of so many characters per token of context fits; a part of it is enough to say so
+# of a text with more characters per token of context a part is looked at first; it may be enough to refuse it
 _CHARS_PER_TOKEN = 16
+# a text that is cut in the middle of a word may have so many tokens more than the whole has up to there
+_CUT_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +56,15 @@ class ApiCall:
     are_token_ids_returned: bool = False
 
 
-async def completion_call(
+def completion_call(
     body: CompletionBody, model: ServedModel, config: RouterConfig, max_context: int
 ) -> ApiCall:
     """The call that a completions body means. Raises InvalidRequest or ContextTooLong."""
     _check_limits(body, model, config, body.logprobs, "logprobs")
     if len(body.prompt) > config.max_prompts:
         raise InvalidRequest(f"at most {config.max_prompts} prompts are allowed", param="prompt")
-    num_chars = sum(len(item) for item in body.prompt if isinstance(item, str))
-
-    def encode() -> tuple[Prompt, ...]:
-        return tuple(_prompt(item, model, max_context) for item in body.prompt)
-
     return ApiCall(
-        prompts=await _maybe_elsewhere(encode, num_chars),
+        prompts=tuple(_prompt(item, model, max_context) for item in body.prompt),
         param="prompt",
         n=body.n,
         sampling=_sampling(
@@ -90,7 +81,7 @@ async def completion_call(
     )
 
 
-async def chat_call(body: ChatBody, model: ServedModel, config: RouterConfig, max_context: int) -> ApiCall:
+def chat_call(body: ChatBody, model: ServedModel, config: RouterConfig, max_context: int) -> ApiCall:
     """The call that a chat body means. Raises InvalidRequest or ContextTooLong."""
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     _check_limits(body, model, config, num_logprobs, "top_logprobs")
@@ -99,19 +90,15 @@ async def chat_call(body: ChatBody, model: ServedModel, config: RouterConfig, ma
         raise InvalidRequest(
             f"model {model.name} has no chat template; use /v1/completions", param="messages"
         )
-    messages = body.template_messages()
-
-    def encode() -> Prompt:
-        text = template.render(
-            messages,
-            add_generation_prompt=body.is_generation_prompt_added,
-            continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
-        )
-        return Prompt(_encode(model.tokenizer.encode_rendered, text, max_context, "messages"), text)
-
+    text = template.render(
+        body.template_messages(),
+        add_generation_prompt=body.is_generation_prompt_added,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
+    )
+    prompt = Prompt(_encode(model.tokenizer.encode_rendered, text, max_context, "messages"), text)
     return ApiCall(
-        prompts=(await _maybe_elsewhere(encode, sum(len(message["content"]) for message in messages)),),
+        prompts=(prompt,),
         param="messages",
         n=body.n,
         sampling=_sampling(body, model, config, num_logprobs),
@@ -139,16 +126,7 @@ def _prompt(item: str | tuple[int, ...], model: ServedModel, max_context: int) -
 
 def _encode(encode: Callable[[str], list[int]], text: str, max_context: int, param: str) -> tuple[int, ...]:
     try:
-        num_chars = _CHARS_PER_TOKEN * max_context
-        if len(text) > max(num_chars, _MAX_INLINE_CHARS):
-            num_tokens = len(encode(text[:num_chars]))
-            if num_tokens > max_context + 1:
-                raise ContextTooLong(
-                    f"the maximum context length is {max_context} tokens, "
-                    f"the prompt has at least {num_tokens - 1}",
-                    param=param,
-                    max_context=max_context,
-                )
+        _refuse_by_part(encode, text, max_context, param)
         ids = tuple(encode(text))
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=param) from error
@@ -157,8 +135,21 @@ def _encode(encode: Callable[[str], list[int]], text: str, max_context: int, par
     return ids
 
 
-async def _maybe_elsewhere(work: Callable[[], T], num_chars: int) -> T:
-    return work() if num_chars <= _MAX_INLINE_CHARS else await asyncio.to_thread(work)
+def _refuse_by_part(encode: Callable[[str], list[int]], text: str, max_context: int, param: str) -> None:
+    """Raise ContextTooLong if a beginning of `text` is too long already, without encoding the rest."""
+    num_chars = _CHARS_PER_TOKEN * max_context
+    while num_chars < len(text):
+        num_tokens = len(encode(text[:num_chars])) - _CUT_TOKENS
+        if num_tokens > max_context:
+            raise ContextTooLong(
+                f"the maximum context length is {max_context} tokens, "
+                f"the prompt has at least {num_tokens}",
+                param=param,
+                max_context=max_context,
+            )
+        # where the limit is passed if the text goes on as densely, and a little further
+        expected = num_chars * (max_context + _CUT_TOKENS) // max(1, num_tokens + _CUT_TOKENS)
+        num_chars = max(2 * num_chars, expected + expected // 4)
 
 
 def _check_limits(

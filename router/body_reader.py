@@ -1,8 +1,10 @@
-"""Reading a request's body and noticing that its sender has gone. Owns the size limit. Lives on the
-event loop.
+"""Reading a request's body and noticing that its sender has gone. Owns the limits of size and time. Lives on
+the event loop.
 """
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.types import Receive, Scope
 
@@ -14,8 +16,23 @@ class BodyTooLarge(RequestError):
     http_status = 413
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as it is known to be, Cancelled if the client goes away."""
+class BodyTooSlow(RequestError):
+    code = "request_timeout"
+    http_status = 408
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises BodyTooLarge as soon as it is known to be, BodyTooSlow if it is not there in
+    time, Cancelled if the client goes away.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _read(scope, receive, max_bytes)
+    except TimeoutError:
+        raise BodyTooSlow("the deadline passed before the body was complete") from None
+
+
+async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise _too_large(max_bytes)

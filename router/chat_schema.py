@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, FailFast, Field, model_validator
 
 from core.errors import InvalidRequest
 from router.schema import INERT_FIELDS, ApiModel, SamplingFields, drop_inert, without_nulls
@@ -35,6 +35,7 @@ _INERT_IN_MESSAGE: Mapping[str, tuple[Any, ...]] = {
     "function_call": (),
     "audio": (),
     "refusal": (),
+    "annotations": ([],),
     "tool_call_id": (),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -79,7 +80,7 @@ class Message(ApiModel):
 class ChatBody(SamplingFields):
     """A conversation; its next turn is answered `n` times, or its last one continued."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     max_completion_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0)] | None = None

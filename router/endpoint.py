@@ -2,7 +2,7 @@
 
 Owns the life of one HTTP call: body, validation, head, stream or whole answer, errors before and after the
 first byte, and the client's going away, which cancels everything at once. Each call is the server's task
-and one of its own. Lives on the event loop.
+and one of its own. Lives on the event loop; what a large body means is found out on another thread.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -33,7 +33,12 @@ from router.wire import Wire, join, usage_object
 
 _log = logging.getLogger(__name__)
 
-ReadCall = Callable[[Any, int], Awaitable[ApiCall]]
+T = TypeVar("T")
+
+# reading a larger body would hold up the event loop for milliseconds, the largest for seconds
+_MAX_INLINE_BYTES = 8_000
+
+ReadCall = Callable[[Any, int], ApiCall]
 """A parsed body and the context limit to the call it means."""
 
 
@@ -119,19 +124,21 @@ class _Exchange:
 
     async def _open(self, receive: Receive) -> Answering:
         rooms = self._rooms
+        deadline = rooms.admission.deadline(self._timeout)
         try:
-            data = await read_body(self._scope, receive, rooms.config.max_body_bytes)
+            left_s = deadline.left_s(rooms.pipeline.clock)
+            data = await read_body(self._scope, receive, rooms.config.max_body_bytes, left_s)
         finally:
             self.body_read.set()
-        deadline = rooms.admission.deadline(self._timeout)
-        body = parse_json(data)
+        body = await _maybe_elsewhere(len(data), lambda: parse_json(data))
         model = body.get("model") if isinstance(body, dict) else None
         if isinstance(model, str):
             if model != rooms.model.name:
                 raise UnknownModel(f"the model {model[:100]!r} does not exist", param="model")
             self._labels = RequestLabels(self._endpoint.name, rooms.model.name)
         self._started()
-        call = await self._endpoint.read_call(body, rooms.admission.max_context())
+        max_context = rooms.admission.max_context()
+        call = await _maybe_elsewhere(len(data), lambda: self._endpoint.read_call(body, max_context))
         requests = rooms.admission.requests(call, self._call_id)
         self.reply.headers["x-baton-seed"] = ",".join(str(request.sampling.seed) for request in requests)
         return Answering(
@@ -227,3 +234,7 @@ class _Exchange:
         self._started()
         seconds = self._rooms.pipeline.clock.now() - self._arrived_at
         self._rooms.metrics.ended(self._labels, outcome, reason, seconds)
+
+
+async def _maybe_elsewhere(num_bytes: int, work: Callable[[], T]) -> T:
+    return work() if num_bytes <= _MAX_INLINE_BYTES else await asyncio.to_thread(work)

@@ -25,7 +25,11 @@ def error_body(error: ServingError) -> dict[str, Any]:
 
 
 def error_headers(error: ServingError) -> dict[str, str]:
-    """Retry-After (whole seconds) where trying again makes sense."""
+    """Retry-After (whole seconds) where trying again makes sense; the end of a connection whose request never
+    came to its end.
+    """
+    if error.http_status == 408:
+        return {"connection": "close"}
     if not isinstance(error, AdmissionError):
         return {}
     after = error.details.get("retry_after_s")

@@ -74,7 +74,13 @@ class ApiModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, body: Any) -> Any:
-        return without_nulls(body)
+        """Of several unknown fields the first is enough to say so: one error, not one for each of them."""
+        if not isinstance(body, dict):
+            return body
+        body = without_nulls(body)
+        for key in [key for key in body if key not in cls.model_fields][1:]:
+            del body[key]
+        return body
 
 
 def _stops(value: Any) -> tuple[str, ...]:

@@ -409,6 +409,44 @@ async def test_a_text_far_over_the_context_is_refused_without_reading_all_of_it(
         assert "at least" in _error(response, 400, "prompt", "context_length_exceeded")
 
 
+async def test_what_a_large_body_means_is_the_same_as_for_a_small_one() -> None:
+    long = {"user": "u" * 20_000}
+    async with serving(*_pair()) as api:
+        small = await api.complete(prompt="the end", max_tokens=4, seed=5)
+        large = await api.complete(prompt="the end", max_tokens=4, seed=5, **long)
+        assert large.json()["choices"] == small.json()["choices"]
+        _error(await api.complete(prompt="the end", max_tokens="4", **long), 400, "max_tokens")
+        chat = await api.chat(max_tokens=4, seed=5, **long)
+        assert chat.json()["choices"][0]["message"]["content"] == _text(4)
+
+
+async def test_a_body_that_does_not_come_to_its_end_is_given_up_at_the_deadline() -> None:
+    sent: list[Any] = []
+    messages = iter([{"type": "http.request", "body": b'{"model":', "more_body": True}])
+
+    async def receive() -> Any:
+        for message in messages:
+            return message
+        return await asyncio.get_running_loop().create_future()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "headers": [(b"x-request-timeout", b"0.05")],
+        "query_string": b"",
+    }
+    async with serving(*_pair()) as api:
+        await api.app(scope, receive, send)
+        assert sent[0]["status"] == 408
+        assert (b"connection", b"close") in sent[0]["headers"]
+        assert orjson.loads(sent[1]["body"])["error"]["code"] == "request_timeout"
+        assert await api.metric("baton_requests_total", outcome="rejected", reason="request_timeout") == 1
+
+
 async def test_an_answer_must_fit_the_pool_of_a_decode_worker() -> None:
     worker = ScriptedWorker(Role.DECODE, "d")
     worker.status = new_status(worker.ref, num_blocks=20)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from core.errors import InvalidRequest
 from router.chat_schema import ChatBody
@@ -243,3 +244,33 @@ def test_values_never_appear_in_a_refusal() -> None:
 def test_bytes_that_are_no_strict_json_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_json(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (CompletionBody, _C | {f"field_{number}": 1 for number in range(500)}, "field_0"),
+        (ChatBody, {"model": "m", "messages": [5] * 500}, "messages[0]"),
+        (ChatBody, {"model": "m", "messages": [{}] * 500}, "messages[0].role"),
+        (
+            ChatBody,
+            {"model": "m", "messages": [_H["messages"][0] | {f"field_{n}": 1 for n in range(500)}]},
+            "messages[0].field_0",
+        ),
+    ],
+)
+def test_a_body_that_is_wrong_in_many_places_costs_no_more_than_one_that_is_wrong_in_one(
+    kind: type[CompletionBody | ChatBody], body: Any, param: str
+) -> None:
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate(body)
+    assert caught.value.error_count() <= 2
+    assert _refused(kind, body) == param
+
+
+def test_a_conversation_may_hold_an_answer_as_openai_wrote_it() -> None:
+    extras = {"refusal": None, "annotations": [], "audio": None, "function_call": None, "tool_calls": None}
+    said = {"role": "assistant", "content": "hello"}
+    whole = {"model": "m", "messages": [*_H["messages"], said | extras, *_H["messages"]]}
+    plain = {"model": "m", "messages": [*_H["messages"], said, *_H["messages"]]}
+    assert parse(ChatBody, whole) == parse(ChatBody, plain)

@@ -56,6 +56,18 @@ def sentence_piece(config: dict[str, Any] | None = None) -> Tokenizer:
     )
 
 
+def wide_spaces() -> Tokenizer:
+    """Byte-level, single characters, and tokens of 2, 4, … 64 spaces."""
+    pieces = list(dict.fromkeys([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())]))
+    spaces = ["Ġ" * 2**power for power in range(7)]
+    vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys([*pieces, *spaces]))}
+    tokenizer = HFTokenizer(models.BPE(vocab=vocabulary, merges=[(half, half) for half in spaces[:-1]]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIALS])
+    return Tokenizer(tokenizer, _decoder(tokenizer), {"eos_token": "<|stop|>"})
+
+
 @functools.cache
 def _byte_level_json() -> str:
     tokenizer = HFTokenizer(models.BPE())
