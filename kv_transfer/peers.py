@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from core.clock import Clock
 from core.errors import WorkerLost
 from core.ids import WorkerRef
 from kv_transfer.transport import Connect, Transport
@@ -19,16 +18,17 @@ from kv_transfer.transport import Connect, Transport
 @dataclass(slots=True)
 class _Peer:
     transport: Transport
-    num_users: int
-    idle_since: float
+    num_users: int = 0
+    idle: asyncio.TimerHandle | None = None
 
 
 class Peers:
-    """Keyed by worker and epoch: a restarted worker is another peer."""
+    """Keyed by worker and epoch: a restarted worker is another peer. A connection that nobody used for
+    `idle_s` is closed, also if none is ever used again: a dead worker's would try to connect for ever.
+    """
 
-    def __init__(self, connect: Connect, clock: Clock, idle_s: float) -> None:
+    def __init__(self, connect: Connect, idle_s: float) -> None:
         self._connect = connect
-        self._clock = clock
         self._idle_s = idle_s
         self._peers: dict[WorkerRef, _Peer] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -46,16 +46,20 @@ class Peers:
         """
         if self._is_closed:
             raise WorkerLost("the sender is closed", worker_id=ref.worker_id)
-        self._close_idle()
         peer = self._peers.get(ref)
         if peer is None:
-            peer = self._peers[ref] = _Peer(self._connect(ref), 0, self._clock.now())
+            peer = self._peers[ref] = _Peer(self._connect(ref))
+        if peer.idle is not None:
+            peer.idle.cancel()
+            peer.idle = None
         peer.num_users += 1
         try:
             yield peer.transport
         finally:
             peer.num_users -= 1
-            peer.idle_since = self._clock.now()
+            if peer.num_users == 0 and not self._is_closed:
+                loop = asyncio.get_running_loop()
+                peer.idle = loop.call_later(self._idle_s, self._close_idle, ref)
 
     async def close(self) -> None:
         """Close all connections; calls that still run on them end with WorkerLost."""
@@ -65,14 +69,12 @@ class Peers:
             self._close(peer)
         await asyncio.gather(*self._closing)
 
-    def _close_idle(self) -> None:
-        now = self._clock.now()
-        for ref, peer in list(self._peers.items()):
-            if peer.num_users == 0 and now - peer.idle_since > self._idle_s:
-                del self._peers[ref]
-                self._close(peer)
+    def _close_idle(self, ref: WorkerRef) -> None:
+        self._close(self._peers.pop(ref))
 
     def _close(self, peer: _Peer) -> None:
+        if peer.idle is not None:
+            peer.idle.cancel()
         task = asyncio.create_task(peer.transport.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

@@ -36,7 +36,7 @@ class Sender:
         self._clock = clock
         self._metrics = metrics
         self._config = config if config is not None else BridgeConfig()
-        self._peers = Peers(connect, clock, self._config.idle_connection_s)
+        self._peers = Peers(connect, self._config.idle_connection_s)
         self._sessions: set[SendSession] = set()
 
     @property

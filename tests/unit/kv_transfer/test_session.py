@@ -204,10 +204,14 @@ async def test_sessions_share_one_connection_which_is_closed_when_idle() -> None
     await asyncio.gather(hand_over(), hand_over())
     await hand_over()
     assert len(made) == 1
-    await asyncio.sleep(CONFIG.idle_connection_s + 1)
+    await asyncio.sleep(CONFIG.idle_connection_s / 2)
+    await hand_over()
+    await asyncio.sleep(CONFIG.idle_connection_s / 2 + 1)
+    assert not made[0].is_closed
+    await asyncio.sleep(CONFIG.idle_connection_s / 2)
+    assert made[0].is_closed, "closed by time, not by the next transfer"
     await hand_over()
     assert len(made) == 2
-    assert made[0].is_closed
     await sender.close()
     assert made[1].is_closed
     assert isinstance(
