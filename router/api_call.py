@@ -142,8 +142,7 @@ def _refuse_by_part(encode: Callable[[str], list[int]], text: str, max_context: 
         num_tokens = len(encode(text[:num_chars])) - _CUT_TOKENS
         if num_tokens > max_context:
             raise ContextTooLong(
-                f"the maximum context length is {max_context} tokens, "
-                f"the prompt has at least {num_tokens}",
+                f"the maximum context length is {max_context} tokens, the prompt has at least {num_tokens}",
                 param=param,
                 max_context=max_context,
             )
