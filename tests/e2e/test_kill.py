@@ -109,7 +109,8 @@ def test_a_request_completes_although_its_prefill_worker_is_killed(fleet: Fleet,
     wait_whole(system)
     client = system.client
     ids = prompts.random_ids(fleet.models.bundled, 2000, seed=88)
-    with client.open(COMPLETIONS, {**body(8, prompt=ids), "stream": False}) as connection:
+    request = {**body(8, prompt=ids), "stream": False, "stream_options": None}
+    with client.open(COMPLETIONS, request) as connection:
         wait_until(
             lambda: "" if scrape(client).value(telemetry.NUM_RUNNING, role="prefill") else "not yet",
             10.0,

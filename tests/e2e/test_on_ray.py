@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tests.e2e.scrape import rise, scrape, wait_idle
 
 BLOCK = 16
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * BLOCK
+# workers tell the routers their load once a second; a client's second turn does not come sooner
+STATUS_S = 1.5
 CLIENT_PYTHON = ROOT / ".venv-client" / "bin" / "python"
 
 
@@ -80,6 +83,7 @@ def test_a_second_turn_sends_only_the_missing_blocks(fleet: Fleet, client: Clien
     output = vocabulary.ids_of(client.complete(first, **body, logprobs=0))
     second = [*first, *output, *prompts.random_ids(fleet.models.bundled, 40, seed=202)]
     wait_idle(client)
+    time.sleep(STATUS_S)
     before = scrape(client)
     answer = client.complete(second, **body, logprobs=0)
     wait_idle(client)
