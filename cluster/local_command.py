@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 import psutil
@@ -23,6 +25,8 @@ from cluster.sample import wait_until_ready
 from cluster.serve_command import base_url, show_service
 from cluster.steps import Steps
 from cluster.stopper import Stopper, StopRequested
+
+_LAST_EVENTS_S = 5.0
 
 if TYPE_CHECKING:
     from cluster.local import LocalSystem
@@ -52,18 +56,36 @@ def serve_local(config: BatonConfig, console: Console) -> int:
     return 0
 
 
+class _Server(uvicorn.Server):
+    """Ends requests that are open `drain_timeout_s` after the first signal; a second signal cuts them."""
+
+    def __init__(
+        self, config: uvicorn.Config, drain_timeout_s: float, end_requests: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._drain_timeout_s = drain_timeout_s
+        self._end_requests = end_requests
+        self._loop = asyncio.get_running_loop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_timeout_s, self._end_requests)
+
+
 async def _serve(system: LocalSystem, config: BatonConfig, port: int, url: str, console: Console) -> None:
-    """Until a signal; uvicorn takes both signals over, a second one cuts open streams."""
+    """Until a signal; uvicorn takes both signals over."""
     cluster = config.cluster
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(
             system.app,
             host=cluster.host,
             port=port,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=math.ceil(cluster.drain_timeout_s),
-        )
+            timeout_graceful_shutdown=math.ceil(cluster.drain_timeout_s + _LAST_EVENTS_S),
+        ),
+        cluster.drain_timeout_s,
+        system.app.state.close,
     )
     await system.start()
     try:

@@ -27,6 +27,7 @@ _LOGICAL_CPUS = (
     64  # our actors ask for none by default: placing them is not a question of cores on one machine
 )
 _END_GRACE_S = 5.0
+_CALL_TIMEOUT_S = 5.0
 
 _OWN_ERROR = re.compile(r"^core\.errors\.\w+: (.+)$", re.MULTILINE)
 
@@ -123,8 +124,8 @@ class RayCluster:
             parts.append(f"{name} {counts.get('RUNNING', 0)} of {sum(counts.values())}")
         return ", ".join(parts)
 
-    def stop(self) -> None:
-        """Let open streams end, then end every process of the run.
+    def stop(self, drain_timeout_s: float) -> None:
+        """Let open streams end for `drain_timeout_s`, then end every process of the run.
 
         Deleting the application is what drains it. Serve's own shutdown is left out: there is nothing left
         that it would spare, and it ends with Ray reporting the controller's death as an error.
@@ -138,6 +139,7 @@ class RayCluster:
         ours = processes_of_run(self._run_dir, os.getpid())
         try:
             if ray.is_initialized():
+                self._tell_end(drain_timeout_s)
                 serve.delete(APP_NAME)
         except Exception:  # noqa: BLE001 - logged, and the processes are ended below whatever it was
             _log.exception("Ray Serve did not stop the application; ending its processes")
@@ -147,6 +149,19 @@ class RayCluster:
         for process in end_processes(ours, _END_GRACE_S):
             _log.warning("process %d had to be killed", process.pid)
         self._thread.shutdown()
+
+    def _tell_end(self, drain_timeout_s: float) -> None:
+        """The routers read it in the registry. If that is away, what is open at the end is cut instead of
+        ended.
+        """
+        import ray
+
+        if self._registry is None:
+            return
+        try:
+            ray.get(self._registry.end_in.remote(drain_timeout_s), timeout=_CALL_TIMEOUT_S)
+        except ray.exceptions.RayError as error:
+            _log.warning("the routers do not hear of the end: %s", type(error).__name__)
 
     def end(self) -> None:
         """End every process of the run at once; open streams break."""

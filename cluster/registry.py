@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import ray
@@ -43,6 +44,9 @@ class Registry:
     def withdraw(self, worker_id: WorkerId, epoch: Epoch) -> None:
         self._table.withdraw(worker_id, epoch)
 
+    def end_in(self, seconds: float) -> None:
+        self._table.end_in(seconds)
+
     def membership(self) -> Membership:
         return self._table.membership()
 
@@ -63,34 +67,53 @@ def start_registry() -> Any:
 
 
 class RegistryClient:
-    """Calls to the named actor, each bounded in time. The handle is looked up anew after a failure."""
+    """Calls to the named actor, each bounded in time. The handle is looked up anew after a failure.
+
+    The look-up blocks for as long as Ray's control service does not answer: it has a thread of its own, so
+    that it never takes those that others work in.
+    """
 
     def __init__(self) -> None:
         self._actor: Any = None
+        self._look_up = ThreadPoolExecutor(max_workers=1, thread_name_prefix="registry")
 
     async def call(self, method: str, *arguments: object) -> Any:
         """The method's result. Raises ConnectionError if the actor does not answer in CALL_TIMEOUT_S."""
         try:
-            if self._actor is None:
-                loop = asyncio.get_running_loop()
-                self._actor = await loop.run_in_executor(None, lambda: ray.get_actor(NAME, NAMESPACE))
-            return await asyncio.wait_for(getattr(self._actor, method).remote(*arguments), CALL_TIMEOUT_S)
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                actor = self._actor
+                if actor is None:
+                    actor = await asyncio.get_running_loop().run_in_executor(self._look_up, self._find)
+                return await getattr(actor, method).remote(*arguments)
         except _UNREACHABLE as error:
             self._actor = None
             raise ConnectionError(f"registry: {type(error).__name__}") from error
 
+    def _find(self) -> Any:
+        # kept even if the call that asked has given up: else a slow service would never be reached
+        self._actor = ray.get_actor(NAME, NAMESPACE)
+        return self._actor
+
 
 class RegistryMembership:
-    """A router's source of announcements; answers from memory while the registry is away."""
+    """A router's source of announcements; answers from memory while the registry is away.
 
-    def __init__(self, client: RegistryClient) -> None:
+    `on_ending` is called once, with the seconds that are left, when the registry says that the service stops.
+    """
+
+    def __init__(self, client: RegistryClient, on_ending: Callable[[float], None] | None = None) -> None:
         self._client = client
+        self._on_ending = on_ending
         self._view = MembershipView()
         self._is_reachable = True
 
     async def announcements(self) -> tuple[Announcement, ...]:
         try:
-            self._view.update(await self._client.call("membership"))
+            membership: Membership = await self._client.call("membership")
+            self._view.update(membership)
+            if membership.ends_in_s is not None and self._on_ending is not None:
+                self._on_ending(membership.ends_in_s)
+                self._on_ending = None
             self._note(is_reachable=True)
         except ConnectionError as error:
             self._note(is_reachable=False, why=str(error))

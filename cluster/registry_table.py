@@ -17,12 +17,16 @@ LAPSE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The workers heard of lately, ordered by name. `is_settled` is False while the registry is younger than
-    `LAPSE_S`: a worker missing from it may only not have announced itself to the new registry yet.
+    """The workers heard of lately, ordered by name.
+
+    `is_settled` is False while the registry is younger than `LAPSE_S`: a worker missing from it may only not
+    have announced itself to the new registry yet. `ends_in_s`: the service stops, and open requests have that
+    long (None: it does not stop).
     """
 
     announcements: tuple[Announcement, ...]
     is_settled: bool
+    ends_in_s: float | None = None
 
 
 class RegistryTable:
@@ -34,6 +38,7 @@ class RegistryTable:
         self._born = clock.now()
         self._heard: dict[WorkerId, tuple[Announcement, float]] = {}
         self._withdrawn: dict[tuple[WorkerId, Epoch], float] = {}
+        self._ends_at: float | None = None
 
     def announce(self, announcement: Announcement) -> None:
         """Enter or refresh a worker. An incarnation that withdrew stays out, even if a late announcement
@@ -50,6 +55,10 @@ class RegistryTable:
         if heard is not None and heard[0].ref.epoch == epoch:
             del self._heard[worker_id]
 
+    def end_in(self, seconds: float) -> None:
+        """The service stops: whoever asks from now on learns how long open requests have."""
+        self._ends_at = self._clock.now() + seconds
+
     def membership(self) -> Membership:
         """The table without lapsed lines."""
         now = self._clock.now()
@@ -57,7 +66,8 @@ class RegistryTable:
         self._heard = {name: line for name, line in self._heard.items() if line[1] > oldest}
         self._withdrawn = {name: at for name, at in self._withdrawn.items() if at > oldest}
         lines = tuple(self._heard[name][0] for name in sorted(self._heard))
-        return Membership(lines, is_settled=now - self._born >= self._lapse_s)
+        ends_in_s = None if self._ends_at is None else max(0.0, self._ends_at - now)
+        return Membership(lines, now - self._born >= self._lapse_s, ends_in_s)
 
 
 class MembershipView:

@@ -6,6 +6,7 @@ loop.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -31,4 +32,10 @@ class RouterShell:
 
     def __serve_build_asgi_app__(self) -> Any:
         model = ServedModel.load(Path(self._config.decode_engine.model), self._config.router.model_name)
-        return create_app(self._config.router, model, RegistryMembership(RegistryClient()), GrpcWorker)
+        membership = RegistryMembership(RegistryClient(), self._on_ending)
+        self._app = create_app(self._config.router, model, membership, GrpcWorker)
+        return self._app
+
+    def _on_ending(self, seconds: float) -> None:
+        """What is still open then ends with an error; Serve would cut it a little later."""
+        asyncio.get_running_loop().call_later(seconds, self._app.state.close)

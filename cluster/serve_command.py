@@ -56,7 +56,7 @@ def serve(config: BatonConfig, console: Console) -> int:
         console.print(f"[red]the start failed:[/] {escape(str(error))}\nlogs: {run_dir}/r", soft_wrap=True)
         has_failed = True
     finally:
-        _stop(cluster, console, stopper)
+        _stop(cluster, config, console, stopper)
         if not has_failed:
             remove_run_directory(run_dir)
     return 1 if has_failed else 0
@@ -101,13 +101,13 @@ def _await_answer(config: BatonConfig, url: str, steps: Steps) -> str:
             raise StartFailed(f"the service does not become ready: {error}") from error
 
 
-def _stop(cluster: RayCluster | None, console: Console, stopper: Stopper) -> None:
+def _stop(cluster: RayCluster | None, config: BatonConfig, console: Console, stopper: Stopper) -> None:
     """A further signal meanwhile ends the processes without waiting for streams."""
     if cluster is None:
         return
     stopper.requested.clear()
     try:
         with stopper.raising(), Steps(console).step("stopping"):
-            cluster.stop()
+            cluster.stop(config.cluster.drain_timeout_s)
     except StopRequested:
         cluster.end()

@@ -87,3 +87,14 @@ def test_a_settled_registry_removes_the_missing_from_a_routers_view() -> None:
     view.update(Membership((line("a"), line("b")), is_settled=True))
     view.update(Membership((line("b"),), is_settled=True))
     assert [item.ref.worker_id for item in view.announcements] == ["b"]
+
+
+def test_the_end_of_the_service_is_told_with_the_time_that_is_left(
+    table: RegistryTable, clock: HandClock
+) -> None:
+    assert table.membership().ends_in_s is None
+    table.end_in(20.0)
+    clock.time += 5.0
+    assert table.membership().ends_in_s == 15.0
+    clock.time += 60.0
+    assert table.membership().ends_in_s == 0.0
