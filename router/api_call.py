@@ -28,7 +28,9 @@ _CUT_TOKENS = 64
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """`text` is what echo returns; `has_added_bos`: the first id is not in that text."""
+    """`text` is what echo returns, empty for ids that are not echoed. `has_added_bos`: the first id is not
+    in that text.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -64,7 +66,7 @@ def completion_call(
     if len(body.prompt) > config.max_prompts:
         raise InvalidRequest(f"at most {config.max_prompts} prompts are allowed", param="prompt")
     return ApiCall(
-        prompts=tuple(_prompt(item, model, max_context) for item in body.prompt),
+        prompts=tuple(_prompt(item, model, max_context, body.echo) for item in body.prompt),
         param="prompt",
         n=body.n,
         sampling=_sampling(
@@ -112,16 +114,23 @@ def chat_call(body: ChatBody, model: ServedModel, config: RouterConfig, max_cont
     )
 
 
-def _prompt(item: str | tuple[int, ...], model: ServedModel, max_context: int) -> Prompt:
+def _prompt(item: str | tuple[int, ...], model: ServedModel, max_context: int, is_echoed: bool) -> Prompt:
     tokenizer = model.tokenizer
     if isinstance(item, str):
         ids = _encode(tokenizer.encode_prompt, item, max_context, "prompt")
         bos = tokenizer.bos_token_id
         has_bos = bos is not None and ids[:1] == (bos,)
         return Prompt(ids, item, has_bos and not item.startswith(tokenizer.named_tokens["bos_token"]))
+    if len(item) > max_context:
+        raise ContextTooLong(
+            f"the maximum context length is {max_context} tokens, the prompt has {len(item)}",
+            param="prompt",
+            max_context=max_context,
+            num_prompt_tokens=len(item),
+        )
     if not 0 <= min(item) <= max(item) < model.vocab_size:
         raise InvalidRequest(f"prompt: token ids must lie in 0..{model.vocab_size - 1}", param="prompt")
-    return Prompt(item, tokenizer.bytes.text(item))
+    return Prompt(item, tokenizer.bytes.text(item) if is_echoed else "")
 
 
 def _encode(encode: Callable[[str], list[int]], text: str, max_context: int, param: str) -> tuple[int, ...]:
