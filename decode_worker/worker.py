@@ -135,7 +135,7 @@ class DecodeWorker:
         raise InvalidRequest("this worker generates, it does not prefill for others", param="worker")
 
     async def cancel(self, job: CancelJob) -> None:
-        """Stop all that runs for the request and free its blocks; end its ticket, known or not yet."""
+        """Stop what the job means and free its blocks; end its ticket, known or not yet. See CancelJob."""
         await self._thread.call(partial(self._loop.cancel, job))
 
     def watch(self) -> AsyncGenerator[WatchEvent, None]:
