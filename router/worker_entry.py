@@ -93,7 +93,7 @@ class WorkerEntry:
 
     def on_abandon(self, call: Callable[[], object]) -> Callable[[], None]:
         """Have `call` called once when the worker is lost, now if it is; returns how to take that back."""
-        if self.is_abandoned:
+        if self.is_abandoned and self.state is not WorkerState.ALIVE:
             call()
         else:
             self._on_abandon.add(call)
