@@ -138,6 +138,15 @@ def test_the_wrong_method_is_405_and_an_unknown_path_404(client: Client, path: s
     assert_error_body(wire.request(client.port, "GET", "/v1/no-such-path"), 404)
 
 
+@pytest.mark.parametrize("path", BOTH)
+def test_a_body_that_never_comes_to_its_end_is_given_up_at_the_deadline(client: Client, path: str) -> None:
+    headers = {"Transfer-Encoding": "chunked", "X-Request-Timeout": "1"}
+    with wire.RawConnection(client.port, timeout_s=30.0) as connection:
+        connection.send("POST", path, headers=headers)
+        error = assert_error_body(connection.read_all(), 408)
+    assert error["code"] == "request_timeout"
+
+
 def test_a_storm_of_malformed_bodies_leaves_the_system_as_it_was(system: System) -> None:
     with survives(system):
         for _ in range(5):
