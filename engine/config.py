@@ -36,7 +36,7 @@ class EngineConfig:
     max_context: int = 0
     threads: int = 0
     enable_prefix_cache: bool = True
-    cpu_kernels: Literal["auto", "native", "torch"] = "torch"
+    cpu_kernels: Literal["auto", "native", "torch"] = "auto"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

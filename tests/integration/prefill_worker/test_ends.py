@@ -61,7 +61,7 @@ async def test_a_cancel_mid_prefill_stops_computing_and_frees_both_sides(
 
 
 async def test_a_cancel_before_the_first_step_never_offers(make_site: MakeSite) -> None:
-    site = await make_site(max_num_seqs=1, token_budget=4)
+    site = await make_site(max_num_seqs=1, token_budget=1)
     first = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(LONG), request_id="first")))
     await asyncio.wait_for(site.decode.first_write.wait(), 5)
     waiting = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(20, 1), request_id="second")))
