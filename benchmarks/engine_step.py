@@ -100,7 +100,10 @@ def main() -> None:
     clock = time.perf_counter if options.clock == "wall" else lambda: time.process_time() / num_threads
     largest = max(max(options.batches) * (max(options.contexts) + 16), max(options.prompts) + 16)
     config = EngineConfig(
-        model=options.model, num_kv_blocks=largest // 16 + max(options.batches), enable_prefix_cache=False
+        model=options.model,
+        num_kv_blocks=largest // 16 + max(options.batches),
+        enable_prefix_cache=False,
+        cpu_kernels="torch",
     )
     engines = [Engine("torch", config, clock)]
     native = replace(config, cpu_kernels="native")
