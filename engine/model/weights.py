@@ -38,7 +38,7 @@ def load_weights(path: Path, config: ModelConfig, *, keeps_half: bool = False) -
     expected = expected_tensors(config)
     ignored = {name for name in checkpoint.names if name.endswith("rotary_emb.inv_freq")}
     if config.is_head_tied and HEAD in checkpoint.names:
-        _log.info("%s: the head is tied to the embedding; the extra %s is not used", config.name, HEAD)
+        _log.warning("%s: the head is tied to the embedding; the extra %s is not used", config.name, HEAD)
         ignored.add(HEAD)
     if not config.is_head_tied and HEAD not in checkpoint.names:
         raise InvalidConfig(

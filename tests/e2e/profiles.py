@@ -33,6 +33,11 @@ TINY = Profile(
     },
 )
 
+TINIEST = Profile(
+    "tiniest", {"router.plan": "remote", "decode_engine.num_kv_blocks": 12, "decode.max_num_seqs": 4}
+)
+"""Two sequences of a hundred tokens do not fit together."""
+
 MULTI = Profile("multi", num_decode=3)
 
 PAIR = Profile("pair", {"router.plan": "remote"}, num_decode=2)

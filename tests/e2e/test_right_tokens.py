@@ -46,7 +46,7 @@ def test_twelve_prompts_equal_the_reference_first_and_again(
 
 
 def test_prompts_that_are_preempted_equal_the_reference(fleet: Fleet, comparison: Comparison) -> None:
-    client = fleet.system(profiles.TINY).client
+    client = fleet.system(profiles.TINIEST).client
     batch = make_prompts(fleet.models.bundled, [61, 62, 63, 64], 0, 0)
     wait_idle(client)
     before = scrape(client)

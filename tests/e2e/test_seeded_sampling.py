@@ -66,7 +66,7 @@ def test_sampled_tokens_are_the_draws_from_the_references_logits(
 
 
 def test_sampled_tokens_survive_preemption(fleet: Fleet) -> None:
-    client = fleet.system(profiles.TINY).client
+    client = fleet.system(profiles.TINIEST).client
     batch = prompts.prompts_of_lengths(fleet.models.bundled, [61, 62, 63, 64], seed=92)
     wait_idle(client)
     before = scrape(client)
