@@ -1,6 +1,6 @@
 """Acceptance: the full grids of what must be shown, and one table of their results.
 
-Runs `tests/accept` and the end-to-end tests that are too slow for every change, collects the rows that they
+Runs `tests/accept`, the cases with their slow parts, the bridge's faults and the kills on Ray, collects the rows that they
 report and prints them, also as Markdown for docs/benchmarks.md with `--markdown FILE`. Exit status: that of
 the tests.
 """
@@ -12,12 +12,14 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+_ON_RAY = ("test_on_ray.py", "test_bridge_faults.py", "test_kill.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Row:
     seconds: float
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)  # pytest keeps its plugins in a set
 class Collector:
     """A pytest plugin: rows that tests report, and one row for each test that failed or reported nothing."""
 
@@ -41,15 +43,17 @@ class Collector:
         if report.failed:
             self.rows.append(Row(_point(report.nodeid), name, f"FAILED ({report.when})", report.duration))
         elif report.when == "call" and report.passed:
-            reported = [value for key, value in report.user_properties if key == "row"]
-            for point, what, result, seconds in reported:  # type: ignore[misc]
-                self.rows.append(Row(point, what, result, seconds))
+            reported: list[Any] = [value for key, value in report.user_properties if key == "row"]
+            self.rows += [Row(*row) for row in reported]
             if not reported:
                 self.rows.append(Row(_point(report.nodeid), name, "passed", report.duration))
 
 
+_POINTS = {"/cases/": "f", "test_on_ray": "d", "test_bridge_faults": "d", "test_kill": "g"}
+
+
 def _point(node: str) -> str:
-    return "f" if "/cases/" in node else "?"
+    return next((point for part, point in _POINTS.items() if part in node), "?")
 
 
 def show(rows: list[Row], console: Console) -> None:
@@ -73,8 +77,13 @@ def main() -> int:
     options = parser.parse_args()
     collector = Collector()
     arguments = [
-        *(str(ROOT / "tests" / "accept"), str(ROOT / "tests" / "e2e" / "cases")),
-        *("-m", "slow", "--timeout=1200", "-q", "-p", "no:cacheprovider"),
+        *(
+            str(TESTS / "accept"),
+            str(TESTS / "e2e" / "cases"),
+            *(str(TESTS / "e2e" / name) for name in _ON_RAY),
+        ),
+        # all of a case's parts, the slow ones too: the option overrides the one for every change
+        *("-m", "slow or not slow", "--timeout=1200", "-v", "-p", "no:cacheprovider"),
     ]
     if options.only:
         arguments += ["-k", options.only]

@@ -113,9 +113,9 @@ class Comparison:
         return ledger
 
 
-def is_cold(answer: Answer, prompt: Prompt) -> bool:
-    del prompt
-    return answer.num_cached_tokens == 0
+def is_cold(answer: Answer, prompt: Prompt, block_size: int = 16) -> bool:
+    """Nothing was cached, but for a chat the template's first block: the sample at the start has it too."""
+    return answer.num_cached_tokens <= (0 if prompt.message is None else block_size)
 
 
 def is_warm(answer: Answer, prompt: Prompt, block_size: int = 16) -> bool:
