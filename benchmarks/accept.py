@@ -1,8 +1,8 @@
 """Acceptance: the full grids of what must be shown, and one table of their results.
 
-Runs `tests/accept`, the cases with their slow parts, the bridge's faults and the kills on Ray, collects the rows that they
-report and prints them, also as Markdown for docs/benchmarks.md with `--markdown FILE`. Exit status: that of
-the tests.
+Runs `tests/accept`, the cases with their slow parts, the bridge's faults and the kills on Ray, collects the
+rows that they report and prints them, also as Markdown for docs/benchmarks.md with `--markdown FILE`. Tests
+that report nothing are counted by file. Exit status: that of the tests.
 """
 
 from __future__ import annotations
@@ -34,19 +34,28 @@ class Row:
 
 @dataclass(eq=False, slots=True)  # pytest keeps its plugins in a set
 class Collector:
-    """A pytest plugin: rows that tests report, and one row for each test that failed or reported nothing."""
+    """A pytest plugin: rows that tests report, one for each test that failed, one for all others of a file."""
 
-    rows: list[Row] = field(default_factory=list)
+    reported: list[Row] = field(default_factory=list)
+    passed: dict[str, list[float]] = field(default_factory=dict)  # seconds, by file
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = report.nodeid.removeprefix("tests/")
         if report.failed:
-            self.rows.append(Row(_point(report.nodeid), name, f"FAILED ({report.when})", report.duration))
+            self.reported.append(Row(_point(report.nodeid), name, f"FAILED ({report.when})", report.duration))
         elif report.when == "call" and report.passed:
-            reported: list[Any] = [value for key, value in report.user_properties if key == "row"]
-            self.rows += [Row(*row) for row in reported]
-            if not reported:
-                self.rows.append(Row(_point(report.nodeid), name, "passed", report.duration))
+            rows: list[Any] = [value for key, value in report.user_properties if key == "row"]
+            self.reported += [Row(*row) for row in rows]
+            if not rows:
+                self.passed.setdefault(name.partition("::")[0], []).append(report.duration)
+
+    @property
+    def rows(self) -> list[Row]:
+        counted = [
+            Row(_point(name), name, f"{len(seconds)} passed", sum(seconds))
+            for name, seconds in self.passed.items()
+        ]
+        return sorted([*self.reported, *counted], key=lambda row: row.point)
 
 
 _POINTS = {"/cases/": "f", "test_on_ray": "d", "test_bridge_faults": "d", "test_kill": "g"}
@@ -58,14 +67,14 @@ def _point(node: str) -> str:
 
 def show(rows: list[Row], console: Console) -> None:
     table = Table("point", "what", "result", "seconds", title="Acceptance")
-    for row in sorted(rows, key=lambda row: row.point):
+    for row in rows:
         table.add_row(row.point, row.what, row.result, f"{row.seconds:.1f}")
     console.print(table)
 
 
 def as_markdown(rows: list[Row]) -> str:
     lines = ["| point | what | result | seconds |", "| --- | --- | --- | ---: |"]
-    for row in sorted(rows, key=lambda row: row.point):
+    for row in rows:
         lines.append(f"| {row.point} | {row.what} | {row.result} | {row.seconds:.1f} |")
     return "\n".join(lines) + "\n"
 
