@@ -34,7 +34,7 @@ class Row:
 
 @dataclass(eq=False, slots=True)  # pytest keeps its plugins in a set
 class Collector:
-    """A pytest plugin: rows that tests report, one for each test that failed, one for all others of a file."""
+    """A pytest plugin: reported rows, one for each failed test, one for all others of a file."""
 
     reported: list[Row] = field(default_factory=list)
     passed: dict[str, list[float]] = field(default_factory=dict)  # seconds, by file
