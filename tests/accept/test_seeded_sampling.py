@@ -127,12 +127,13 @@ def exact_distribution(logits: torch.Tensor, temperature: float, top_p: float) -
     return {int(token_id): float(probabilities[token_id] / mass) for token_id in kept}
 
 
-@pytest.mark.parametrize("text", ["Once upon a time", "The weather today is"])
+@pytest.mark.parametrize("text", ["I think that the", "The weather today is"])
 def test_twenty_thousand_draws_have_the_exact_distribution(fleet: Fleet, report: Report, text: str) -> None:
     reference = fleet.models.reference(fleet.models.bundled)
     ids = [fleet.models.vocabulary.id_of_text(token) for token in _words(text)]
     logits = torch.from_numpy(reference.logits([*ids, 0], 1))
     expected = exact_distribution(logits[0], 0.9, 0.9)
+    assert len(expected) > 10, "too few tokens to say anything"
     counts = dict.fromkeys(expected, 0)
     for start in range(0, NUM_DRAWS, 500):
         rows = [
