@@ -1,8 +1,8 @@
-"""Acceptance: the full grids of what must be shown, and one table of their results.
+"""Acceptance: everything that must be shown, in full, and one table of the results.
 
-Runs `tests/accept`, the cases with their slow parts, the bridge's faults and the kills on Ray, collects the
-rows that they report and prints them, also as Markdown for docs/benchmarks.md with `--markdown FILE`. Tests
-that report nothing are counted by file. Exit status: that of the tests.
+Runs the grids of `tests/accept` and all end-to-end tests, the slow ones included. A test that measures
+something reports rows of its own; the others are counted by module. `--markdown FILE` writes the table for
+docs/benchmarks.md. Exit status: that of the tests.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,19 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-TESTS = Path(__file__).resolve().parents[1] / "tests"
-_ON_RAY = ("test_on_ray.py", "test_bridge_faults.py", "test_kill.py")
+ROOT = Path(__file__).resolve().parents[1]
+POINTS = {
+    "cases/": "f",
+    "test_right_tokens": "b",
+    "test_seeded_sampling": "c",
+    "test_on_ray": "d",
+    "test_bridge_faults": "d",
+    "test_waste": "e",
+    "test_kill": "g",
+    "test_command": "a",
+    "test_stop": "a",
+}
+"""Which promise a module shows, by words of its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,37 +44,37 @@ class Row:
     seconds: float
 
 
-@dataclass(eq=False, slots=True)  # pytest keeps its plugins in a set
+@dataclass(eq=False)
 class Collector:
-    """A pytest plugin: reported rows, one for each failed test, one for all others of a file."""
+    """A pytest plugin: the rows that tests report, the tests that fail, and counts of the others."""
 
-    reported: list[Row] = field(default_factory=list)
-    passed: dict[str, list[float]] = field(default_factory=dict)  # seconds, by file
+    rows: list[Row] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.removeprefix("tests/")
+        module = report.nodeid.split("::")[0].removeprefix("tests/")
         if report.failed:
-            self.reported.append(Row(_point(report.nodeid), name, f"FAILED ({report.when})", report.duration))
+            name = report.nodeid.removeprefix("tests/")
+            self.rows.append(Row(point_of(module), name, f"FAILED ({report.when})", report.duration))
         elif report.when == "call" and report.passed:
-            rows: list[Any] = [value for key, value in report.user_properties if key == "row"]
-            self.reported += [Row(*row) for row in rows]
-            if not rows:
-                self.passed.setdefault(name.partition("::")[0], []).append(report.duration)
+            reported: list[Any] = [value for key, value in report.user_properties if key == "row"]
+            self.rows += [Row(*row) for row in reported]
+            if not reported:
+                self.counts[module] += 1
+                self.seconds[module] = self.seconds.get(module, 0.0) + report.duration
 
-    @property
-    def rows(self) -> list[Row]:
+    def table(self) -> list[Row]:
+        """All rows in the order of the promises."""
         counted = [
-            Row(_point(name), name, f"{len(seconds)} passed", sum(seconds))
-            for name, seconds in self.passed.items()
+            Row(point_of(module), module, f"{count} passed", self.seconds[module])
+            for module, count in self.counts.items()
         ]
-        return sorted([*self.reported, *counted], key=lambda row: row.point)
+        return sorted([*self.rows, *counted], key=lambda row: row.point)
 
 
-_POINTS = {"/cases/": "f", "test_on_ray": "d", "test_bridge_faults": "d", "test_kill": "g"}
-
-
-def _point(node: str) -> str:
-    return next((point for part, point in _POINTS.items() if part in node), "?")
+def point_of(module: str) -> str:
+    return next((point for words, point in POINTS.items() if words in module), "?")
 
 
 def show(rows: list[Row], console: Console) -> None:
@@ -74,8 +86,7 @@ def show(rows: list[Row], console: Console) -> None:
 
 def as_markdown(rows: list[Row]) -> str:
     lines = ["| point | what | result | seconds |", "| --- | --- | --- | ---: |"]
-    for row in rows:
-        lines.append(f"| {row.point} | {row.what} | {row.result} | {row.seconds:.1f} |")
+    lines += [f"| {row.point} | {row.what} | {row.result} | {row.seconds:.1f} |" for row in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -85,25 +96,19 @@ def main() -> int:
     parser.add_argument("-k", dest="only", default="", help="only tests that match (as pytest -k)")
     options = parser.parse_args()
     collector = Collector()
-    arguments = [
-        *(
-            str(TESTS / "accept"),
-            str(TESTS / "e2e" / "cases"),
-            *(str(TESTS / "e2e" / name) for name in _ON_RAY),
-        ),
-        # all of a case's parts, the slow ones too: the option overrides the one for every change
-        *("-m", "slow or not slow", "--timeout=1200", "-v", "-p", "no:cacheprovider"),
-    ]
+    arguments = [str(ROOT / "tests" / "accept"), str(ROOT / "tests" / "e2e")]
+    arguments += ["--timeout=1200", "-q", "-p", "no:cacheprovider"]
     if options.only:
         arguments += ["-k", options.only]
     start = time.monotonic()
     status = int(pytest.main(arguments, plugins=[collector]))
     minutes = (time.monotonic() - start) / 60
-    console = Console(width=160 if not sys.stdout.isatty() else None)
-    show(collector.rows, console)
-    console.print(f"{len(collector.rows)} rows, {minutes:.1f} minutes, exit status {status}")
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    rows = collector.table()
+    show(rows, console)
+    console.print(f"{minutes:.1f} minutes, exit status {status}")
     if options.markdown is not None:
-        options.markdown.write_text(as_markdown(collector.rows))
+        options.markdown.write_text(as_markdown(rows))
     return status
 
 

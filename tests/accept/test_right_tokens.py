@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from core import telemetry
-from tests.accept.conftest import Report
 from tests.e2e import profiles, prompts
 from tests.e2e.client import at_once
+from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
 from tests.e2e.reference import Ledger, check_greedy

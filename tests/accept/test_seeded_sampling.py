@@ -13,10 +13,10 @@ from core import telemetry
 from core.request import SamplingParams
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler
-from tests.accept.conftest import Report
 from tests.e2e import profiles, prompts
 from tests.e2e.answers import Answer
 from tests.e2e.client import COMPLETIONS, Client, at_once
+from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
 from tests.e2e.reference import Ledger

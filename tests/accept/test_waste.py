@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.accept.conftest import Report
 from tests.e2e import profiles
+from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.waste import MAX_WASTE, measure_waste
 

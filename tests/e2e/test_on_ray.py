@@ -13,6 +13,7 @@ from core import telemetry
 from tests.e2e import on_ray, profiles, prompts, sockets
 from tests.e2e.checks import survives
 from tests.e2e.client import Client, at_once
+from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import ROOT, System
 from tests.e2e.reference import Ledger, check_greedy
@@ -61,7 +62,7 @@ def received(system: System) -> int:
 
 
 def test_received_bytes_are_blocks_times_layout_bytes_and_agree_with_the_sockets(
-    fleet: Fleet, system: System, client: Client
+    fleet: Fleet, system: System, client: Client, report: Report
 ) -> None:
     wait_idle(client)
     before, kernel = scrape(client), received(system)
@@ -74,9 +75,11 @@ def test_received_bytes_are_blocks_times_layout_bytes_and_agree_with_the_sockets
     assert counted == sum(-(-length // BLOCK) for length in lengths) * BLOCK_BYTES
     assert counted == rise(before, after, telemetry.KV_TRANSFER_BYTES), "only gRPC carries bytes here"
     assert abs(on_the_wire - counted) <= 0.02 * counted, f"{on_the_wire} on the sockets, {counted} counted"
+    more = f"sockets {100 * (on_the_wire / counted - 1):+.2f} %"
+    report("d", "bytes received, Ray", f"{counted / BLOCK_BYTES:.0f} blocks, {counted:.0f} bytes, {more}")
 
 
-def test_a_second_turn_sends_only_the_missing_blocks(fleet: Fleet, client: Client) -> None:
+def test_a_second_turn_sends_only_the_missing_blocks(fleet: Fleet, client: Client, report: Report) -> None:
     vocabulary = fleet.models.vocabulary
     first = prompts.random_ids(fleet.models.bundled, 200, seed=201)
     body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
@@ -90,6 +93,8 @@ def test_a_second_turn_sends_only_the_missing_blocks(fleet: Fleet, client: Clien
     sent = rise(before, scrape(client), telemetry.KV_TRANSFER_BYTES)
     held = (len(first) + len(output) - 1) // BLOCK
     assert sent == (-(-len(second) // BLOCK) - held) * BLOCK_BYTES
+    num_blocks = -(-len(second) // BLOCK)
+    report("d", "second turn, Ray", f"{num_blocks} blocks, {held} held, {sent / BLOCK_BYTES:.0f} sent")
     reference = fleet.models.reference(fleet.models.bundled)
     check_greedy(reference, second, vocabulary.ids_of(answer), Ledger(), "second turn", answer.logprobs)
 
