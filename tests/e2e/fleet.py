@@ -19,7 +19,9 @@ from tests.e2e.harness import Profile, System, refuse_to_start
 from tests.e2e.reference import Reference
 from tests.e2e.vocabulary import Vocabulary
 
-MAX_SYSTEMS = 3
+CAPACITY = 3
+RAY_WEIGHT = 2
+"""A cluster has its processes apart, each with the model of its own; one process shares it."""
 
 
 class Models:
@@ -53,7 +55,7 @@ class Models:
 
 
 class Fleet:
-    """Keeps at most `MAX_SYSTEMS` systems, stopping the one that was not asked for the longest."""
+    """Keeps as many systems as `CAPACITY` allows, stopping those that were not asked for the longest."""
 
     def __init__(self, models: Models, folder: Path) -> None:
         self.models = models
@@ -66,7 +68,7 @@ class Fleet:
         if key in self._systems:
             self._systems.move_to_end(key)
             return self._systems[key]
-        while len(self._systems) >= MAX_SYSTEMS:
+        while self._systems and self._weight() + _weight(is_local) > CAPACITY:
             self._systems.popitem(last=False)[1].stop()
         name = f"{profile.name}-{model}-{'local' if is_local else 'ray'}"
         folder = None if model == "smollm2" else self.models.path(model)
@@ -86,12 +88,8 @@ class Fleet:
         """The log of a start that must be refused."""
         return refuse_to_start(dataclasses.replace(profile, model=model), self._folder)
 
-    def discard(self, system: System) -> None:
-        """Stop a system that a test has damaged, so that the next one starts afresh."""
-        for key, known in list(self._systems.items()):
-            if known is system:
-                del self._systems[key]
-        system.stop()
+    def _weight(self) -> int:
+        return sum(_weight(is_local) for _, _, is_local in self._systems)
 
     def stop(self) -> None:
         failures: list[str] = []
@@ -102,3 +100,7 @@ class Fleet:
             except AssertionError as failure:
                 failures.append(str(failure))
         assert not failures, "\n".join(failures)
+
+
+def _weight(is_local: bool) -> int:
+    return 1 if is_local else RAY_WEIGHT

@@ -29,6 +29,8 @@ BATON = str(Path(sys.executable).with_name("baton"))
 MARK = "BATON_TEST_RUN"
 STOP_S = 60.0
 DRAIN_S = 4.0
+# 11,648 tokens of the bundled model; several systems live side by side
+KV_BYTES = 512 << 20
 GREETING = "Ctrl-C stops it"
 
 
@@ -56,7 +58,10 @@ class Profile:
         return found
 
     def configuration(self) -> dict[str, Any]:
-        tree: dict[str, Any] = {"cluster": {"drain_timeout_s": DRAIN_S}}
+        tree: dict[str, Any] = {
+            "cluster": {"drain_timeout_s": DRAIN_S},
+            "engine": {"kv_cache_bytes": KV_BYTES},
+        }
         for path, value in self.settings.items():
             *sections, key = path.split(".")
             node = tree
