@@ -22,7 +22,7 @@ from core.ids import RequestId
 from core.request import Request, SamplingParams
 from engine.config import EngineConfig
 from engine.loaded_model import load_model
-from engine.native.library import ISA_VARIABLE
+from engine.native.operators import ISA_VARIABLE
 from engine.runner import ModelRunner, use_threads
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan

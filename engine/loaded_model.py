@@ -18,8 +18,8 @@ from engine.model.progress import Progress
 from engine.model.source import resolve_model
 from engine.model.transformer import Transformer
 from engine.native.choice import choose_ops
-from engine.native.library import NativeOps
 from engine.native.model import load_native
+from engine.native.operators import NativeOps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

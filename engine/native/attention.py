@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from engine.batch import Batch
-from engine.native.library import NativeOps
+from engine.native.operators import NativeOps
 from engine.native.plan import AttentionPlan, plan_attention
 
 

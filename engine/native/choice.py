@@ -8,7 +8,7 @@ from core.errors import InvalidConfig
 from engine.config import EngineConfig
 from engine.model.config import ModelConfig
 from engine.native.build import NativeUnavailable
-from engine.native.library import HEAD_DIM_MULTIPLE, NativeOps, load_ops
+from engine.native.operators import HEAD_DIM_MULTIPLE, NativeOps, load_ops
 
 _log = logging.getLogger(__name__)
 

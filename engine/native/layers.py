@@ -15,8 +15,8 @@ from engine.model.layers import Attention
 from engine.model.rope import RopeRows
 from engine.model.weights import Weights
 from engine.native.attention import NativeAttentionStep
-from engine.native.library import LayerFields, MatrixFields, NativeOps, PassFields
 from engine.native.linear import NativeLinear, NativeLinears
+from engine.native.operators import LayerFields, MatrixFields, NativeOps, PassFields
 
 
 class NativeLayers:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from core.errors import InvalidConfig
 from engine.model.names import BLOCKS_FILE
 from engine.model.weights import Weights
-from engine.native.library import NativeOps
+from engine.native.operators import NativeOps
 from engine.native.packing import PackedWeight, QuantizedWeight, pack_blocks, pack_dense
 
 

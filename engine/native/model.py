@@ -11,8 +11,8 @@ from engine.model.config import ModelConfig
 from engine.model.transformer import Transformer
 from engine.model.weights import load_weights
 from engine.native.layers import NativeLayers
-from engine.native.library import NativeOps
 from engine.native.linear import NativeLinears
+from engine.native.operators import NativeOps
 
 _log = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ struct Layer {
   Matrix qkv, output, gate_up, down;
 };
 
-// One pass of a step's tokens through all layers; library.py holds the same fields in the same order.
+// One pass of a step's tokens through all layers; operators.py holds the same fields in the same order.
 struct Pass {
   const Layer* layers;
   float* hidden;  // [num_tokens, hidden_size], changed in place
@@ -265,7 +265,7 @@ static inline void transpose(const float* const* rows, long at, float* out, long
 }  // namespace
 #pragma GCC pop_options
 
-// `wide` chooses AVX-512. Sizes and pointers are the caller's responsibility (library.py checks them).
+// `wide` chooses AVX-512. Sizes and pointers are the caller's responsibility (operators.py checks them).
 extern "C" {
 
 int baton_best_isa() {

@@ -37,7 +37,7 @@ def unpack(weight: PackedWeight) -> torch.Tensor:
 
 
 class ReferenceOps:
-    """See `engine.native.library.NativeOps` for shapes."""
+    """See `engine.native.operators.NativeOps` for shapes."""
 
     def linear(
         self,

@@ -29,8 +29,8 @@ from engine.model.gguf_convert import BLOCKS_FILE
 from engine.model.transformer import Transformer
 from engine.model.weights import load_weights
 from engine.native.build import NativeUnavailable
-from engine.native.library import load_ops
 from engine.native.linear import NativeLinears
+from engine.native.operators import load_ops
 from engine.runner import ModelRunner
 from engine.sequence import new_sequence
 from engine.step import ScheduledSequence, StepPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.native.build import NativeUnavailable
-from engine.native.library import load_ops
+from engine.native.operators import load_ops
 
 
 @pytest.fixture(scope="session", params=["torch", "native"])

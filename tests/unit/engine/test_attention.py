@@ -18,8 +18,8 @@ from engine.batch import build_batch
 from engine.model.config import ModelConfig
 from engine.model.transformer import Transformer
 from engine.native.attention import NativePagedAttention
-from engine.native.library import load_ops
 from engine.native.model import load_native
+from engine.native.operators import load_ops
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan
 from tests.oracle import make_toy_checkpoint, oracle_logits

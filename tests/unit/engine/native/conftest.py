@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.native.build import NativeUnavailable
-from engine.native.library import ISA_VARIABLE, NativeOps, load_ops
+from engine.native.operators import ISA_VARIABLE, NativeOps, load_ops
 
 
 @pytest.fixture(params=["avx2", "avx512"])

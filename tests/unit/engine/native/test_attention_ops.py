@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.batch import Batch
-from engine.native.library import NativeOps
+from engine.native.operators import NativeOps
 from engine.native.plan import AttentionPlan, plan_attention
 from engine.native.reference import ReferenceOps
 

@@ -16,7 +16,7 @@ from engine.config import EngineConfig
 from engine.loaded_model import load_model
 from engine.native import build
 from engine.native.build import NativeUnavailable, build_library
-from engine.native.library import ISA_VARIABLE, load_ops
+from engine.native.operators import ISA_VARIABLE, load_ops
 from tests.oracle import make_toy_checkpoint, oracle_logits
 from tests.unit.engine.test_attention import Paged
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.native.library import NativeOps
+from engine.native.operators import NativeOps
 from engine.native.plan import AttentionPlan
 from engine.native.reference import ReferenceOps
 

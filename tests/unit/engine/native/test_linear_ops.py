@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.native.build import NativeUnavailable
-from engine.native.library import ISA_VARIABLE, NativeOps, load_ops
+from engine.native.operators import ISA_VARIABLE, NativeOps, load_ops
 from engine.native.packing import PackedWeight, QuantizedWeight, WeightKind, pack_blocks, pack_dense
 from engine.native.reference import ReferenceOps, unpack
 
