@@ -55,9 +55,11 @@ def body(prompt: list[int], max_tokens: int, settings: Settings | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A finished stream and the longest time in which nothing of it arrived."""
+    """A finished stream, when its first and last event came, and the longest pause between two."""
 
     answer: Answer
+    first_at: float
+    last_at: float
     longest_pause_s: float
 
 
@@ -81,7 +83,8 @@ def read_stream(
         assert act is None, "the stream ended before anything was killed"
     (answer,) = of_stream(wire.parse_events(response.body), has_usage=True)
     times = [at for at, _ in response.arrivals]
-    return Watched(answer, max(later - sooner for sooner, later in pairwise(times)))
+    pause_s = max(later - sooner for sooner, later in pairwise(times))
+    return Watched(answer, times[0], times[-1], pause_s)
 
 
 def check(

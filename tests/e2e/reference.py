@@ -24,7 +24,7 @@ NEAR_TIE = 1e-3
 TOLERANCE = 1e-3
 MAX_NEAR_TIE_SHARE = 1 / 2000
 NUM_CANDIDATES = 24
-NUM_RECENT = 24
+RECENT_BYTES = 256 << 20
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
@@ -70,10 +70,10 @@ class Reference:
         """Raw logits that predict the last `num_last` tokens of `ids`: `[num_last, vocab_size]`."""
         key = (tuple(ids[:-1]), num_last)
         if key not in self._recent:
-            while len(self._recent) >= NUM_RECENT:
-                self._recent.popitem(last=False)
             rows: Floats = oracle.oracle_logits(self.folder, key[0], num_last).numpy()
             self._recent[key] = rows
+            while len(self._recent) > 1 and sum(kept.nbytes for kept in self._recent.values()) > RECENT_BYTES:
+                self._recent.popitem(last=False)
         return self._recent[key]
 
     def next_logprobs(self, ids: Sequence[int]) -> Floats:
@@ -110,6 +110,13 @@ class Ledger:
     near_ties: list[str] = field(default_factory=list)
     max_error: float = 0.0
 
+    def add(self, other: Ledger) -> None:
+        """What another comparison found, too."""
+        self.num_tokens += other.num_tokens
+        self.num_prompts += other.num_prompts
+        self.near_ties += other.near_ties
+        self.max_error = max(self.max_error, other.max_error)
+
     def check_share(self) -> None:
         """More than one near tie in 2,000 tokens is no coincidence any more."""
         allowed = max(1, math.floor(self.num_tokens * MAX_NEAR_TIE_SHARE))
@@ -122,10 +129,8 @@ class Ledger:
         self.max_error = max(self.max_error, error)
 
     def __str__(self) -> str:
-        return (
-            f"{self.num_prompts} prompts, {self.num_tokens} tokens, {len(self.near_ties)} near ties, "
-            f"max logprob error {self.max_error:.1e}"
-        )
+        counts = f"{self.num_prompts} prompts, {self.num_tokens} tokens, {len(self.near_ties)} near ties"
+        return f"{counts}, max logprob error {self.max_error:.1e}" if self.max_error else counts
 
 
 def check_greedy(

@@ -13,12 +13,12 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 from tests.e2e.killing import body, check, read_stream, wait_whole
 from tests.e2e.reference import Ledger, check_greedy
-from tests.e2e.scrape import scrape, wait_idle, wait_until
+from tests.e2e.scrape import rise, scrape, wait_idle, wait_until
 from tests.e2e.seeded import Settings
 
 pytestmark = pytest.mark.timeout(300)
 
-NUM_TOKENS = 120
+NUM_TOKENS = 300
 PROMPT = list(prompts.FACTS["The capital of France is"])
 SEEDED = Settings(0.9, 0.9, seed=77)
 
@@ -39,18 +39,19 @@ def test_nobody_notices_that_the_registry_is_killed(fleet: Fleet, system: System
 
 def test_a_request_completes_although_its_prefill_worker_is_killed(fleet: Fleet, system: System) -> None:
     wait_whole(system)
-    client = system.client
-    ids = prompts.random_ids(fleet.models.bundled, 2000, seed=88)
+    client, before = system.client, scrape(system.client)
+    ids = prompts.random_ids(fleet.models.bundled, 1700, seed=88)
+    (victim,) = on_ray.workers(system, "prefill")
     request = {**body(ids, 8), "stream": False, "stream_options": None}
     with client.open(COMPLETIONS, request) as connection:
         wait_until(
             lambda: "" if scrape(client).value(telemetry.ROUTER_REQUESTS) else "not there yet", 10.0, 0.02
         )
-        time.sleep(0.3)
-        (victim,) = on_ray.workers(system, "prefill")
+        time.sleep(0.2)
         victim.kill()
         response = connection.read_all()
     assert response.status == 200, response.body
+    assert rise(before, scrape(client), telemetry.RETRIES) >= 1, "it was killed too late to matter"
     choice = response.json()["choices"][0]
     output = [fleet.models.vocabulary.id_of_text(token) for token in choice["logprobs"]["tokens"]]
     reference = fleet.models.reference(fleet.models.bundled)
@@ -64,12 +65,14 @@ def test_a_stream_goes_on_with_the_same_tokens_when_its_decode_worker_is_killed(
     fleet: Fleet, system: System, settings: Settings | None
 ) -> None:
     wait_whole(system)
+    before = scrape(system.client)
 
     def kill_the_one_that_works() -> None:
         on_ray.busiest(on_ray.workers(system, "decode"), 0.2).kill()
 
     watched = read_stream(system.client, body(PROMPT, NUM_TOKENS, settings), 10, kill_the_one_that_works)
     check(fleet, PROMPT, watched.answer, NUM_TOKENS, settings, "decode killed")
+    assert rise(before, scrape(system.client), telemetry.RETRIES) >= 1, "it was killed too late to matter"
 
 
 def kill_all_decode(system: System) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -12,13 +13,13 @@ import pytest
 from core import telemetry
 from tests.e2e import on_ray, profiles, prompts, sockets
 from tests.e2e.checks import survives
-from tests.e2e.client import Client, at_once
+from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import ROOT, System
 from tests.e2e.reference import Ledger, check_greedy
 from tests.e2e.right_tokens import Comparison, short_set
-from tests.e2e.scrape import rise, scrape, wait_idle
+from tests.e2e.scrape import rise, scrape, wait_idle, wait_until
 
 BLOCK = 16
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * BLOCK
@@ -125,3 +126,18 @@ def test_thirty_streams_at_once_are_all_complete(client: Client) -> None:
     texts = at_once(jobs)
     assert all(answer.num_tokens == 20 for answer in texts)
     wait_idle(client)
+
+
+def test_metrics_answer_within_a_second_while_two_hundred_streams_are_open(
+    client: Client, report: Report
+) -> None:
+    wait_idle(client)
+    body = {"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with ExitStack() as stack:
+        for connection in at_once([partial(client.open, COMPLETIONS, body)] * 200, limit=50):
+            stack.enter_context(connection)
+        wait_until(lambda: "" if scrape(client).num_running > 32 else "too few run", 30.0)
+        slowest = max(scrape(client).seconds for _ in range(10))
+    assert slowest < 1.0, f"a scrape took {slowest:.2f} s"
+    took = wait_idle(client, 10.0)
+    report("f", "scrape with 200 open streams, Ray", f"{slowest:.2f} s; idle {took:.1f} s after they closed")
