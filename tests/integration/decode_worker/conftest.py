@@ -12,7 +12,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from core.clock import MonotonicClock
+from core.clock import Clock, MonotonicClock
 from core.ids import RequestId, Role, TicketId, WorkerId, WorkerRef, new_epoch
 from core.jobs import GenerateEvent, GenerateJob, SampleStart
 from core.request import FinishReason, Request, SamplingParams, TokenLogprob
@@ -26,6 +26,7 @@ from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
 from tests.integration.decode_worker.prefill_end import PrefillEnd
 from tests.oracle import make_toy_checkpoint
+from tests.step_gate import StepGate
 
 VOCAB_SIZE = 512
 
@@ -62,10 +63,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Site:
-    """One decode worker, and a prefill end that reaches it by loopback."""
+    """One decode worker, and a prefill end that reaches it by loopback; `gate` holds the worker's steps."""
 
     worker: DecodeWorker
     runner: ModelRunner
+    gate: StepGate
     prefill: PrefillEnd
     folder: Path
 
@@ -100,7 +102,9 @@ class Site:
         return (await self.answers(job))[job.samples[0].sample_index]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Poll what another thread changes."""
+        """Poll for what another thread brings about and nothing takes away again; what might pass by unseen
+        is held at the gate instead.
+        """
         async with asyncio.timeout(5):
             while not condition():  # noqa: ASYNC110 (another thread raises no event of this loop)
                 await asyncio.sleep(0.005)
@@ -150,14 +154,16 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
     torch.set_num_threads(1)
     sites: list[Site] = []
 
-    async def make(num_kv_blocks: int = 64, max_context: int = 0, **config: Any) -> Site:
+    async def make(
+        num_kv_blocks: int = 64, max_context: int = 0, clock: Clock | None = None, **config: Any
+    ) -> Site:
         engine = EngineConfig(
             model=str(checkpoint), num_kv_blocks=num_kv_blocks, max_context=max_context, threads=1
         )
         own = replace(loaded, max_context=max_context) if max_context else loaded
         runner, other = ModelRunner(own, engine), ModelRunner(own, replace(engine, num_kv_blocks=128))
         ref = WorkerRef(WorkerId("d0"), Role.DECODE, new_epoch(), "loopback:d0")
-        worker = DecodeWorker(runner, DecodeConfig(**config), ref, MonotonicClock())
+        worker = DecodeWorker(runner, DecodeConfig(**config), ref, clock or MonotonicClock())
         directory = LoopbackDirectory()
         directory.register(ref.worker_id, worker.receiver)
         prefill_ref = WorkerRef(WorkerId("p0"), Role.PREFILL, new_epoch(), "loopback:p0")
@@ -169,10 +175,13 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
             TransferMetrics(CollectorRegistry()),
         )
         await worker.start()
-        sites.append(Site(worker, runner, PrefillEnd(other, sender, prefill_ref, ref), checkpoint))
+        prefill = PrefillEnd(other, sender, prefill_ref, ref)
+        sites.append(Site(worker, runner, StepGate(runner), prefill, checkpoint))
         return sites[-1]
 
     yield make
+    for site in sites:
+        site.gate.release()
     for site in sites:
         await site.prefill.close()
         await site.worker.stop()

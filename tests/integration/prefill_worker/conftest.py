@@ -16,7 +16,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from core.clock import MonotonicClock
+from core.clock import Clock, MonotonicClock
 from core.ids import RequestId, Role, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.jobs import PrefillJob, SampleStart
 from core.request import Request, SamplingParams
@@ -33,6 +33,7 @@ from prefill_worker.worker import PrefillWorker
 from protos.grpc_options import SERVER_OPTIONS
 from tests.integration.prefill_worker.decode_end import DecodeEnd
 from tests.oracle import load_oracle, make_toy_checkpoint
+from tests.step_gate import StepGate
 
 VOCAB_SIZE = 512
 
@@ -43,10 +44,11 @@ def prompt_ids(num_tokens: int, seed: int = 0) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Site:
-    """One prefill worker and one decode end, joined by loopback."""
+    """One prefill worker and one decode end, joined by loopback; `gate` holds the worker's steps."""
 
     worker: PrefillWorker
     runner: ModelRunner
+    gate: StepGate
     decode: DecodeEnd
     decode_ref: WorkerRef
     folder: Path
@@ -74,7 +76,9 @@ class Site:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Poll what another thread changes."""
+        """Poll for what another thread brings about and nothing takes away again; what might pass by unseen
+        is held at the gate instead.
+        """
         async with asyncio.timeout(5):
             while not condition():  # noqa: ASYNC110 (another thread raises no event of this loop)
                 await asyncio.sleep(0.005)
@@ -132,7 +136,9 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
     sites: list[Site] = []
     servers: list[grpc.aio.Server] = []
 
-    async def make(num_kv_blocks: int = 64, is_grpc: bool = False, **config: Any) -> Site:
+    async def make(
+        num_kv_blocks: int = 64, is_grpc: bool = False, clock: Clock | None = None, **config: Any
+    ) -> Site:
         engine = EngineConfig(model=str(checkpoint), num_kv_blocks=num_kv_blocks, threads=1)
         runner = ModelRunner(loaded, engine)
         directory, decode = LoopbackDirectory(), DecodeEnd()
@@ -151,14 +157,16 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
             runner,
             PrefillConfig(**config),
             WorkerRef(WorkerId("p0"), Role.PREFILL, new_epoch(), "loopback:p0"),
-            MonotonicClock(),
+            clock or MonotonicClock(),
             connect,
         )
         await worker.start()
-        sites.append(Site(worker, runner, decode, decode_ref, checkpoint))
+        sites.append(Site(worker, runner, StepGate(runner), decode, decode_ref, checkpoint))
         return sites[-1]
 
     yield make
+    for site in sites:
+        site.gate.release()
     for site in sites:
         started = time.monotonic()
         await site.worker.stop()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import ServingError, TicketExpired
 from core.handoff import HandoffTicket
-from core.ids import TicketId
+from core.ids import RequestId, TicketId
 
 
 class Arrival:
@@ -44,8 +44,9 @@ class DecodeEnd:
     """A ReservationPort without a pool: answers offers, stores verified payloads, remembers how tickets
     ended.
 
-    `refusal` is raised at each offer, `commit_error` at each commit; offers wait for `door`. Full blocks of
-    committed tickets are held for later ones, as a prefix cache would.
+    `refusal` is raised at each offer, `commit_error` at each commit, of the requests `refused` and `corrupt`
+    (None: of all); offers wait for `door`. Full blocks of committed tickets are held for later ones, as a
+    prefix cache would.
     """
 
     def __init__(self) -> None:
@@ -55,7 +56,9 @@ class DecodeEnd:
         self.door.set()
         self.first_write = asyncio.Event()
         self.refusal: ServingError | None = None
+        self.refused: Container[RequestId] | None = None
         self.commit_error: ServingError | None = None
+        self.corrupt: Container[RequestId] | None = None
         self.tombstones: dict[TicketId, str] = {}
         self._known: dict[bytes, bytes] = {}
 
@@ -64,7 +67,7 @@ class DecodeEnd:
         await self.door.wait()
         if ticket.ticket_id in self.tombstones:
             raise TicketExpired("the ticket was aborted")
-        if self.refusal is not None:
+        if self.refusal is not None and _is_meant(ticket, self.refused):
             raise self.refusal
         held = self._prefix(ticket.block_hashes) if ticket.is_prefix_cache_read else ()
         arrival = Arrival(ticket, held)
@@ -83,9 +86,9 @@ class DecodeEnd:
         self.first_write.set()
 
     async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
-        if self.commit_error is not None:
-            raise self.commit_error
         arrival = self.arrivals[ticket_id]
+        if self.commit_error is not None and _is_meant(arrival.ticket, self.corrupt):
+            raise self.commit_error
         arrival.num_tokens = num_tokens
         for index, name in enumerate(arrival.ticket.block_hashes):
             self._known[name] = arrival.blocks[index]
@@ -107,3 +110,7 @@ class DecodeEnd:
         while count < len(names) and names[count] in self._known:
             count += 1
         return tuple(range(count))
+
+
+def _is_meant(ticket: HandoffTicket, requests: Container[RequestId] | None) -> bool:
+    return requests is None or ticket.request_id in requests

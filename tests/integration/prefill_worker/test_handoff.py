@@ -106,10 +106,13 @@ async def test_the_ticket_says_what_decode_has_to_reserve(make_site: MakeSite) -
 
 async def test_blocks_travel_while_later_chunks_are_still_to_come(make_site: MakeSite) -> None:
     site = await make_site(token_budget=4)
+    site.gate.hold(after=4)  # one full block
     call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(240))))
     await asyncio.wait_for(site.decode.first_write.wait(), 5)
+    await site.gate.reached()
     assert not call.done()
     assert site.value("baton_num_running") == 1
+    site.gate.release()
     await call
     await site.settle()
 
@@ -229,18 +232,22 @@ async def test_a_refused_offer_fails_the_call_at_once_and_what_was_computed_stay
     site = await make_site(token_budget=4)
     site.decode.refusal = ReservationRefused("no room", worker_id="d0")
     site.decode.door.clear()
+    site.gate.hold(after=9)  # two full blocks and a part
     call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(480))))
-    await site.until(lambda: len(site.runner.cache.allocator.prefix_cache) > 0)
+    await site.gate.reached()
+    assert len(site.runner.cache.allocator.prefix_cache) == 2
     site.decode.door.set()
     with pytest.raises(ReservationRefused) as caught:
         await call
     assert caught.value.details["worker_id"] == "d0"
+    site.gate.release()
     await site.settle()
+    assert site.gate.num_steps == 10, "the step that had begun was the last"
     assert site.value("baton_sequences_finished_total", reason="cancelled") == 1, "computing stopped"
     assert site.value("baton_generated_tokens_total") == 0
     site.decode.refusal = None
     result = await site.worker.prefill(site.job(prompt_ids(480)))
-    assert 0 < result.num_cached_tokens < 480
+    assert result.num_cached_tokens == 32
     await site.settle()
 
 

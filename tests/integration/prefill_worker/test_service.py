@@ -90,13 +90,17 @@ async def test_generate_is_refused_by_role(site: Site, stub: WorkerStub) -> None
 
 async def test_a_call_that_the_client_drops_stops_the_work(site: Site, stub: WorkerStub) -> None:
     job = site.job(prompt_ids(480))
+    site.gate.hold(after=6)
     call = stub.Prefill(codec.prefill_request(job, site.worker.ref.epoch))
     await asyncio.wait_for(site.decode.first_write.wait(), 5)
+    await site.gate.reached()
     call.cancel()
     arrival = site.decode.arrivals[job.ticket_id]
     await asyncio.wait_for(arrival.ended.wait(), 1)
     assert arrival.abort_reason is not None
+    site.gate.release()
     await site.settle()
+    assert site.gate.num_steps == 7, "the step that had begun was the last"
     assert site.value("baton_generated_tokens_total") == 0
 
 
@@ -106,6 +110,7 @@ async def test_cancel_metrics_and_watch_go_through(site: Site, stub: WorkerStub)
     first = codec.decode_watch_event(await watch.read())
     assert first.snapshot is not None
     job = site.job(prompt_ids(480))
+    site.gate.hold(after=6)
     call = stub.Prefill(codec.prefill_request(job, epoch))
     await asyncio.wait_for(site.decode.first_write.wait(), 5)
     await stub.Cancel(codec.cancel_request(CancelJob(job.request.request_id, job.ticket_id), epoch))
@@ -115,4 +120,5 @@ async def test_cancel_metrics_and_watch_go_through(site: Site, stub: WorkerStub)
     reply = await stub.Metrics(pb.MetricsRequest(receiver_epoch=epoch))
     assert b"baton_num_running" in reply.exposition
     watch.cancel()
+    site.gate.release()
     await site.settle()
