@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import faulthandler
 import json
 import pickle
+import signal
 import sys
 from collections.abc import Callable
 
@@ -31,6 +33,7 @@ class PrintingHerald:
 
 
 def main() -> None:
+    faulthandler.register(signal.SIGUSR1)  # where its threads are, into the log
     spec = json.loads(sys.argv[1])
     role = Role(spec["role"])
     config = config_from_settings(spec["settings"])
