@@ -124,6 +124,11 @@ class Site:
         assert found is not None, name
         return found
 
+    @property
+    def num_open_streams(self) -> int:
+        """Streams that run, with listeners or within the grace after them."""
+        return self.worker._streams.num_running
+
     def num_ended(self, state: str) -> float:
         labels = {"role": "decode", "state": state}
         found = self.worker.registry.get_sample_value("baton_tickets_ended_total", labels)

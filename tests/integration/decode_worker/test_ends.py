@@ -12,6 +12,7 @@ from core.ids import new_ticket_id
 from core.jobs import CancelJob, GenerateJob
 from core.request import FinishReason
 from engine.step import StepOutput, StepPlan
+from tests.doubles import FakeClock, settle
 from tests.integration.decode_worker.conftest import Answer, MakeSite, Site, prompt_ids
 from tests.oracle import oracle_greedy
 
@@ -36,35 +37,49 @@ async def read(site: Site, job: GenerateJob, num_events: int) -> Answer:
     return answer
 
 
+async def start_and_hold(site: Site, *jobs: GenerateJob) -> list[asyncio.Task[dict[int, Answer]]]:
+    """Streams that have all come to the step thread, which stands before its third step."""
+    site.gate.hold()
+    streams = [asyncio.create_task(site.answers(job)) for job in jobs]
+    await site.gate.reached()
+    await site.gate.step(2)
+    return streams
+
+
 @pytest.mark.parametrize("num_samples", [1, 4])
 async def test_a_cancel_ends_the_stream_and_frees_its_blocks(make_site: MakeSite, num_samples: int) -> None:
     site = await make_site(num_kv_blocks=128)
     job = long_job(site, num_samples=num_samples)
-    events = site.worker.generate(job)
-    await anext(events)
-    await site.worker.cancel(CancelJob(job.request.request_id))
+    (stream,) = await start_and_hold(site, job)
+    cancelling = asyncio.create_task(site.worker.cancel(CancelJob(job.request.request_id)))
+    await settle()
+    site.gate.release()
     with pytest.raises(Cancelled):
-        async for _ in events:
-            pass
+        await stream
+    await cancelling
     await site.settle()
+    assert site.gate.num_steps == 3, "the step that had begun was the last"
     labels = {"reason": "cancelled"}
     assert site.value("baton_sequences_finished_total", **labels) == num_samples
 
 
 async def test_a_cancel_of_one_ticket_leaves_the_other_jobs_of_the_request_alone(make_site: MakeSite) -> None:
-    site = await make_site(num_kv_blocks=128, ticket_wait_s=0.01)
-    request = site.request(prompt_ids(30), max_tokens=300, ignore_eos=True)  # not done before the cancel
+    site = await make_site(num_kv_blocks=128)
+    request = site.request(prompt_ids(30), max_tokens=50, ignore_eos=True)
     whole = (await site.answer(site.job(request))).token_ids
     tickets = [new_ticket_id(), new_ticket_id()]
+    for ticket in tickets:
+        await site.worker.abort(ticket, "nothing is handed over", 60.0)
     jobs = [site.job(request, attempt=index + 1, ticket_id=ticket) for index, ticket in enumerate(tickets)]
-    streams = [site.worker.generate(job) for job in jobs]
-    starts = [await anext(stream) for stream in streams]
-    await site.worker.cancel(CancelJob(request.request_id, tickets[0]))
+    stopped, kept = await start_and_hold(site, *jobs)
+    assert site.value("baton_num_running") == 2
+    cancelling = asyncio.create_task(site.worker.cancel(CancelJob(request.request_id, tickets[0])))
+    await settle()
+    site.gate.release()
     with pytest.raises(Cancelled):
-        async for _ in streams[0]:
-            pass
-    rest = [token async for event in streams[1] for token in event.delta.token_ids]
-    assert [*starts[1].delta.token_ids, *rest] == whole
+        await stopped
+    assert (await kept)[0].token_ids == whole
+    await cancelling
     await site.settle()
 
 
@@ -77,12 +92,14 @@ async def test_a_cancel_of_one_sample_ends_it_and_its_siblings_go_on(
     whole = await site.answers(site.job(request))
     before = site.value("baton_generated_tokens_total")
     victim = 0 if is_first else 2
-    found: dict[int, Answer] = {index: Answer() for index in range(3)}
-    async for event in site.worker.generate(site.job(request, attempt=1)):
-        found[event.delta.sample_index].add(event)
-        if event.delta.sample_index == victim and len(found[victim].token_ids) == 3:
-            await site.worker.cancel(CancelJob(request.request_id, sample_index=victim))
+    (stream,) = await start_and_hold(site, site.job(request, attempt=1))
+    cancelling = asyncio.create_task(site.worker.cancel(CancelJob(request.request_id, sample_index=victim)))
+    await settle()
+    site.gate.release()
+    found = await stream
+    await cancelling
     assert found[victim].finish_reason is FinishReason.CANCELLED
+    assert 0 < len(found[victim].token_ids) < 100
     assert found[victim].token_ids == whole[victim].token_ids[: len(found[victim].token_ids)]
     for index in {0, 1, 2} - {victim}:
         assert found[index].token_ids == whole[index].token_ids
@@ -94,43 +111,61 @@ async def test_a_cancel_of_one_sample_ends_it_and_its_siblings_go_on(
 async def test_a_job_whose_samples_are_all_cancelled_one_by_one_has_ended(make_site: MakeSite) -> None:
     site = await make_site(num_kv_blocks=128)
     job = long_job(site, num_samples=2)
-    async with asyncio.timeout(5):
-        async for event in site.worker.generate(job):
-            if event.delta.token_ids:
-                await site.worker.cancel(
-                    CancelJob(job.request.request_id, sample_index=event.delta.sample_index)
-                )
+    (stream,) = await start_and_hold(site, job)
+    request_id = job.request.request_id
+    for index in range(2):
+        cancelling = asyncio.create_task(site.worker.cancel(CancelJob(request_id, sample_index=index)))
+        await site.gate.step() if index == 0 else site.gate.release()
+        await cancelling
+    found = await stream
+    assert all(answer.finish_reason is FinishReason.CANCELLED for answer in found.values())
+    assert len(found[0].token_ids) < len(found[1].token_ids) < 10
     await site.settle()
 
 
 async def test_a_stream_nobody_listens_to_is_cancelled_and_the_counter_stops(make_site: MakeSite) -> None:
     site = await make_site(num_kv_blocks=128, detach_grace_s=0.05)
-    await asyncio.gather(*(read(site, long_job(site, f"r{index}"), 3) for index in range(3)))
+    site.gate.hold()
+    reading = [asyncio.create_task(read(site, long_job(site, f"r{index}"), 3)) for index in range(3)]
+    await site.gate.reached()
+    await site.gate.step(5)
+    await asyncio.gather(*reading)
+    await asyncio.sleep(0.1)  # the grace, which began before this, is over before this
+    await settle()
+    site.gate.release()
     await site.settle()
     before = site.value("baton_generated_tokens_total")
     await asyncio.sleep(0.1)
-    assert site.value("baton_generated_tokens_total") == before < 3 * 400
+    assert site.value("baton_generated_tokens_total") == before
+    assert site.gate.num_steps == 6, "the step that had begun was the last"
 
 
 async def test_a_waiting_request_that_is_left_is_forgotten(make_site: MakeSite) -> None:
     site = await make_site(max_num_seqs=1, detach_grace_s=0.0)
-    first = asyncio.create_task(site.answer(site.job(site.request(prompt_ids(9), "a", max_tokens=100))))
-    await site.until(lambda: site.value("baton_num_running") == 1)
-    waiting = asyncio.create_task(site.answer(long_job(site, "b")))
-    await site.until(lambda: site.value("baton_num_waiting") == 1)
+    request = site.request(prompt_ids(9), "a", max_tokens=50, ignore_eos=True)
+    first, waiting = await start_and_hold(site, site.job(request), long_job(site, "b"))
+    assert (site.value("baton_num_running"), site.value("baton_num_waiting")) == (1, 1)
     waiting.cancel()
     await asyncio.wait([waiting])
-    await site.until(lambda: site.value("baton_num_waiting") == 0)
+    await asyncio.sleep(0.01)  # the grace of no time is a turn of the loop's timers
+    await site.gate.step()
+    assert (site.value("baton_num_running"), site.value("baton_num_waiting")) == (1, 0)
+    site.gate.release()
     await first
     await site.settle()
+    assert site.value("baton_generated_tokens_total") == 50
 
 
 async def test_a_listener_that_comes_back_gets_each_token_once(make_site: MakeSite) -> None:
     site = await make_site(detach_grace_s=5.0)
     request = site.request(prompt_ids(30), temperature=0.8, max_tokens=100, ignore_eos=True)
     whole = (await site.answer(site.job(request, attempt=1))).token_ids
+    site.gate.hold(after=12)
     start = await read(site, site.job(request), 10)
-    rest = await site.answer(site.job(request, emitted=tuple(start.token_ids)))
+    resumed = asyncio.create_task(site.answer(site.job(request, emitted=tuple(start.token_ids))))
+    await settle()
+    site.gate.release()
+    rest = await resumed
     assert [*start.token_ids, *rest.token_ids] == whole
     again = await site.answer(site.job(request))
     assert again.token_ids == whole
@@ -149,13 +184,20 @@ async def test_two_listeners_of_one_job_get_the_same(make_site: MakeSite) -> Non
 async def test_a_deadline_ends_running_and_waiting_streams_with_a_typed_error(
     make_site: MakeSite, max_num_seqs: int
 ) -> None:
-    site = await make_site(max_num_seqs=max_num_seqs, num_kv_blocks=128)
-    jobs = [long_job(site, f"r{index}", time_left_s=0.3) for index in range(3)]
-    started = asyncio.get_running_loop().time()
-    results = await asyncio.gather(*(site.answer(job) for job in jobs), return_exceptions=True)
-    assert asyncio.get_running_loop().time() - started < 1.5
-    assert all(isinstance(result, DeadlineExceeded | Answer) for result in results)
-    assert any(isinstance(result, DeadlineExceeded) for result in results)
+    clock = FakeClock()
+    site = await make_site(max_num_seqs=max_num_seqs, num_kv_blocks=128, clock=clock)
+    jobs = [long_job(site, f"r{index}", time_left_s=30.0) for index in range(3)]
+    streams = await start_and_hold(site, *jobs)
+    num_running = min(3, max_num_seqs)
+    assert (site.value("baton_num_running"), site.value("baton_num_waiting")) == (
+        num_running,
+        3 - num_running,
+    )
+    clock.advance(30.0)
+    site.gate.release()
+    results = await asyncio.gather(*streams, return_exceptions=True)
+    assert all(isinstance(result, DeadlineExceeded) for result in results)
+    assert site.gate.num_steps == 3, "the step that had begun was the last"
     await site.settle()
 
 
@@ -189,10 +231,13 @@ async def test_a_broken_step_costs_only_the_request_that_breaks_it(
 async def test_a_drain_finishes_what_runs(make_site: MakeSite) -> None:
     site = await make_site()
     request = site.request(prompt_ids(30), max_tokens=60, ignore_eos=True)
-    running = asyncio.create_task(site.answer(site.job(request)))
-    await site.until(lambda: site.value("baton_num_running") == 1)
-    await site.worker.drain(10.0)
-    assert len((await running).token_ids) == 60
+    (running,) = await start_and_hold(site, site.job(request))
+    draining = asyncio.create_task(site.worker.drain(30.0))
+    await site.gate.step()
+    assert not draining.done()
+    site.gate.release()
+    await draining
+    assert len((await running)[0].token_ids) == 60
     status = [event.status async for event in first_events(site, 2) if event.status is not None]
     assert status[-1].is_draining
 
@@ -209,19 +254,26 @@ async def test_what_a_drain_cannot_finish_in_time_ends_so_that_it_is_resumed_els
     make_site: MakeSite,
 ) -> None:
     site = await make_site(num_kv_blocks=128)
-    running = asyncio.create_task(site.answer(long_job(site)))
-    await site.until(lambda: site.value("baton_num_running") == 1)
-    await site.worker.drain(0.05)
+    (running,) = await start_and_hold(site, long_job(site))
+    draining = asyncio.create_task(site.worker.drain(0.05))
+    await site.gate.step()
+    await asyncio.sleep(0.1)  # its time, which began before this, is up before this
+    await settle()
+    site.gate.release()
+    await draining
     with pytest.raises(WorkerDraining):
         await running
     await site.settle()
+    assert site.gate.num_steps == 4, "the step that had begun was the last"
 
 
 async def test_a_stopped_worker_ends_its_streams_and_takes_no_more(make_site: MakeSite) -> None:
     site = await make_site(num_kv_blocks=128)
-    running = asyncio.create_task(site.answer(long_job(site)))
-    await site.until(lambda: site.value("baton_num_running") == 1)
-    await site.worker.stop()
+    (running,) = await start_and_hold(site, long_job(site))
+    stopping = asyncio.create_task(site.worker.stop())
+    await site.gate.step()
+    site.gate.release()
+    await stopping
     with pytest.raises(WorkerDraining):
         await running
     assert not site.worker.is_healthy()

@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 
 from core.errors import ReservationRefused, TicketExpired, WorkerDraining
+from core.handoff import HandoffTicket
 from core.ids import new_ticket_id
 from core.jobs import CancelJob, SampleStart
+from tests.doubles import settle
 from tests.integration.decode_worker.conftest import MakeSite, Site, prompt_ids
 from tests.oracle import oracle_greedy
 
@@ -116,29 +118,35 @@ async def test_a_resumed_request_is_handed_over_with_its_emitted_tokens(make_sit
     assert [*emitted, *answer.token_ids] == whole
 
 
-async def run_generate_first(site: Site, wait: bool) -> None:
+@pytest.mark.parametrize("before", ["the commit", "the offer"])
+async def test_a_generate_that_comes_before_the_commit_or_the_offer_waits_for_it(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    site: Site = await make_site(ticket_wait_s=30.0)
+    offer, door = site.worker.offer, asyncio.Event()
+
+    async def offer_late(ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        await door.wait()
+        return await offer(ticket, time_left_s)
+
+    monkeypatch.setattr(site.worker, "offer", offer_late)
     request = site.request(prompt_ids(50))
     handoff = site.prefill.offer(request)
-    if wait:
+    if before == "the commit":
+        door.set()
         await handoff.session.offered()
     job = site.job(request, emitted=handoff.first_tokens, ticket_id=handoff.ticket_id)
     generating = asyncio.create_task(site.answer(job))
+    await site.until(lambda: site.value("baton_num_waiting") == 1)
     await asyncio.sleep(0.15)
     assert not generating.done()
+    door.set()
     await handoff.finish()
     answer = await generating
     assert [*handoff.first_tokens, *answer.token_ids] == oracle_greedy(
         site.folder, prompt_ids(50), 12, eos=(2,)
     )
     assert site.value("baton_prompt_tokens_total") == 0, "it waited instead of prefilling"
-
-
-async def test_a_generate_that_comes_before_the_commit_waits_for_it(make_site: MakeSite) -> None:
-    await run_generate_first(await make_site(), wait=True)
-
-
-async def test_a_generate_that_comes_before_the_offer_waits_for_it(make_site: MakeSite) -> None:
-    await run_generate_first(await make_site(), wait=False)
 
 
 async def test_a_ticket_aborted_while_a_generate_waits_is_replaced_by_local_prefill_at_once(
@@ -150,7 +158,7 @@ async def test_a_ticket_aborted_while_a_generate_waits_is_replaced_by_local_pref
     await handoff.session.offered()
     job = site.job(request, emitted=handoff.first_tokens, ticket_id=handoff.ticket_id)
     generating = asyncio.create_task(site.answer(job))
-    await asyncio.sleep(0.05)
+    await site.until(lambda: site.value("baton_num_waiting") == 1)
     await handoff.session.abort("prefill gave up")
     answer = await asyncio.wait_for(generating, 5)
     assert [*handoff.first_tokens, *answer.token_ids] == oracle_greedy(
@@ -242,7 +250,11 @@ async def test_transferred_sequences_that_are_preempted_are_computed_again(make_
         site.job(request, emitted=handoff.first_tokens, ticket_id=handoff.ticket_id)
         for request, handoff in zip(requests, handoffs, strict=True)
     ]
-    answers = await asyncio.gather(*(site.answer(job) for job in jobs))
+    site.gate.hold()
+    streams = [asyncio.create_task(site.answer(job)) for job in jobs]
+    await site.gate.reached()
+    site.gate.release()
+    answers = await asyncio.gather(*streams)
     assert [[*h.first_tokens, *a.token_ids] for h, a in zip(handoffs, answers, strict=True)] == alone
     assert site.value("baton_preemptions_total") > 0
     assert site.value("baton_generated_tokens_total") == 4 * 149
@@ -252,13 +264,17 @@ async def test_transferred_sequences_that_are_preempted_are_computed_again(make_
 
 async def test_an_offer_beyond_the_pool_is_refused_at_once_and_what_runs_goes_on(make_site: MakeSite) -> None:
     site = await make_site(num_kv_blocks=10)
+    site.gate.hold(after=1)
     running = asyncio.create_task(
         site.answer(site.job(site.request(prompt_ids(60), max_tokens=60, ignore_eos=True)))
     )
-    await site.until(lambda: site.value("baton_num_running") == 1)
+    await site.gate.reached()
     handoff = site.prefill.offer(site.request(prompt_ids(120, seed=1), "big"))
+    await site.gate.step()
     with pytest.raises(ReservationRefused):
         await handoff.session.offered()
+    assert not running.done()
+    site.gate.release()
     assert len((await running).token_ids) == 60
     await site.settle()
 
@@ -284,8 +300,8 @@ async def test_a_draining_worker_refuses_offers_and_still_serves_tickets_it_hold
     request = site.request(prompt_ids(20))
     handoff = site.prefill.offer(request)
     await handoff.session.offered()
-    draining = asyncio.create_task(site.worker.drain(5.0))
-    await asyncio.sleep(0.05)
+    draining = asyncio.create_task(site.worker.drain(30.0))
+    await settle()
     other = site.prefill.offer(site.request(prompt_ids(20, seed=1), "other"))
     with pytest.raises(WorkerDraining):
         await other.session.offered()

@@ -10,7 +10,7 @@ import torch
 from core.errors import ContextTooLong, InvalidRequest, Overloaded
 from core.jobs import SampleStart
 from core.request import FinishReason
-from tests.integration.decode_worker.conftest import MakeSite, prompt_ids
+from tests.integration.decode_worker.conftest import Answer, MakeSite, prompt_ids
 from tests.oracle import oracle_greedy, oracle_logits
 
 
@@ -185,7 +185,11 @@ async def test_streams_preempted_in_a_tiny_pool_are_what_they_are_alone(
     ]
     alone = [await wide.answer(wide.job(request)) for request in requests]
     for attempt in range(2):
-        crowded = await asyncio.gather(*(tiny.answer(tiny.job(item, attempt=attempt)) for item in requests))
+        tiny.gate.hold()
+        streams = [asyncio.create_task(tiny.answer(tiny.job(item, attempt=attempt))) for item in requests]
+        await tiny.gate.reached()
+        tiny.gate.release()
+        crowded = await asyncio.gather(*streams)
         assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in alone]
         for one, other in zip(crowded, alone, strict=True):
             assert [entry.logprob for entry in one.logprobs] == pytest.approx(
@@ -236,9 +240,15 @@ async def test_beyond_the_queue_limit_newcomers_are_refused_at_once(make_site: M
         site.job(site.request(prompt_ids(30, seed), f"r{seed}", max_tokens=40, ignore_eos=True))
         for seed in range(8)
     ]
-    results = await asyncio.gather(*(site.answer(job) for job in jobs), return_exceptions=True)
-    refused = [result for result in results if isinstance(result, Overloaded)]
-    assert len(refused) >= 5
-    assert all(error.details["retry_after_s"] for error in refused)
-    assert sum(not isinstance(result, BaseException) for result in results) == 8 - len(refused)
+    site.gate.hold()
+    streams = [asyncio.create_task(site.answer(jobs[0]))]
+    await site.gate.reached()
+    streams += [asyncio.create_task(site.answer(job)) for job in jobs[1:]]
+    await site.gate.step()
+    site.gate.release()
+    results = await asyncio.gather(*streams, return_exceptions=True)
+    assert all(isinstance(result, Answer) for result in results[:3])
+    for error in results[3:]:
+        assert isinstance(error, Overloaded)
+        assert error.details["retry_after_s"]
     await site.settle()

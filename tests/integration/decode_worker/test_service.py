@@ -17,6 +17,7 @@ from decode_worker.service import serve
 from protos import codec
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import WorkerStub
+from tests.doubles import settle
 from tests.integration.decode_worker.conftest import Answer, MakeSite, Site, prompt_ids
 from tests.oracle import oracle_greedy
 
@@ -112,26 +113,43 @@ async def test_a_broken_call_detaches_and_its_blocks_are_freed(
     channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
     stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
     job = site.job(site.request(prompt_ids(30), max_tokens=450, ignore_eos=True))
+    site.gate.hold(after=5)
     call = stub.Generate(codec.generate_request(job, site.worker.ref.epoch))
     await call.read()
     if how == "cancel the call":
         call.cancel()
     else:
         await channel.close()
-    async with asyncio.timeout(2):
-        await site.settle()
-    assert site.value("baton_generated_tokens_total") < 450
+    await site.gate.reached()
+    await site.until(lambda: site.num_open_streams == 0)
+    site.gate.release()
+    await site.settle()
+    assert site.gate.num_steps == 6, "the step that had begun was the last"
     await channel.close()
     await server.stop(1.0)
 
 
-async def test_cancel_watch_and_metrics_answer(make_site: MakeSite, open_client: Any) -> None:
-    site = await make_site(num_kv_blocks=128)
+async def test_cancel_watch_and_metrics_answer(
+    make_site: MakeSite, open_client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site: Site = await make_site(num_kv_blocks=128)
+    cancel, is_heard = site.worker.cancel, asyncio.Event()
+
+    async def cancel_and_tell(job: CancelJob) -> None:
+        is_heard.set()
+        await cancel(job)
+
+    monkeypatch.setattr(site.worker, "cancel", cancel_and_tell)
     client = await open_client(site)
     job = site.job(site.request(prompt_ids(30), max_tokens=450, ignore_eos=True))
+    site.gate.hold(after=2)
     running = asyncio.create_task(client.answer(job))
-    await site.until(lambda: site.value("baton_num_running") == 1)
-    await client.stub.Cancel(codec.cancel_request(CancelJob(job.request.request_id), client.epoch))
+    await site.gate.reached()
+    cancelling = client.stub.Cancel(codec.cancel_request(CancelJob(job.request.request_id), client.epoch))
+    await asyncio.wait_for(is_heard.wait(), 5)
+    await settle()
+    site.gate.release()
+    await cancelling
     with pytest.raises(ServingError) as caught:
         await running
     assert caught.value.code == "cancelled"
