@@ -199,8 +199,7 @@ class _Run:
         elif live:
             self._note(StepFailed("prefill did not end a request of one token"), live, prefill)
         elif decode is not None:
-            # ended by its first token: nobody will claim the ticket
-            return
+            return  # ended by its first token: nobody will claim the ticket
         self._close_leg(self._leg_of(prefill, ticket_id))
 
     # ------------------------------------------------------------ placing
@@ -213,13 +212,14 @@ class _Run:
         sought = self._placer.seek(self._request, tokens, demand)
         give_up_at = self._give_up_at()
         while True:
-            chosen = sought.choose(self._setbacks)
+            now = self._clock.now()
+            chosen = sought.choose(self._setbacks, now)
             if chosen is not None:
                 self._pipeline.metrics.placed(chosen.decision.plan)
                 self._reader.placed(chosen.decision)
                 return chosen
-            now, usable = self._clock.now(), sought.usable_answerers()
-            chance_at = self._setbacks.next_chance_at(usable)
+            usable = sought.usable_answerers()
+            chance_at = self._setbacks.next_chance_at(usable, now)
             is_hopeless = now >= give_up_at and chance_at >= self._deadline.at
             if is_hopeless or self._setbacks.is_too_long_for(sought.answerers()):
                 raise self._setbacks.final_error(usable)

@@ -55,12 +55,12 @@ class Search:
         self._demand = demand
         self._names: dict[str, list[BlockHash]] = {}
 
-    def choose(self, setbacks: Setbacks) -> Chosen | None:
-        """The cheapest choice at present; None if no worker can serve the demand."""
+    def choose(self, setbacks: Setbacks, now: float) -> Chosen | None:
+        """The cheapest choice at `now`; None if no worker can serve the demand."""
         decision = place(
             self._demand,
-            self._candidates(Role.PREFILL, setbacks),
-            self._candidates(Role.DECODE, setbacks),
+            self._candidates(Role.PREFILL, setbacks, now),
+            self._candidates(Role.DECODE, setbacks, now),
             self._placer.config,
             self._placer.chance,
         )
@@ -80,8 +80,9 @@ class Search:
         roles = (Role.DECODE, Role.PREFILL) if self._demand.is_ended_by_prefill else (Role.DECODE,)
         return [entry for entry in self._placer.table.entries() if entry.ref.role in roles]
 
-    def _candidates(self, role: Role, setbacks: Setbacks) -> list[Candidate]:
-        entries = [entry for entry in self._placer.table.usable(role) if not setbacks.is_avoided(entry.ref)]
+    def _candidates(self, role: Role, setbacks: Setbacks, now: float) -> list[Candidate]:
+        usable = self._placer.table.usable(role)
+        entries = [entry for entry in usable if not setbacks.is_avoided(entry.ref, now)]
         layouts = {entry.announcement.layout.fingerprint: entry.announcement.layout for entry in entries}
         matches = {name: self._match(layout) for name, layout in layouts.items()}
         return [

@@ -88,17 +88,20 @@ class Setbacks:
                 raise error
         self.last_error = error
 
-    def is_avoided(self, ref: WorkerRef) -> bool:
-        """Whether `ref` is to be left alone at present."""
-        return self._clock.now() < self._avoided_until.get(_name(ref), 0.0)
+    def is_avoided(self, ref: WorkerRef, now: float) -> bool:
+        """Whether `ref` is to be left alone at `now`."""
+        return now < self._avoided_until.get(_name(ref), 0.0)
 
     def is_handoff_target(self, ref: WorkerRef) -> bool:
         """Whether KV may be sent to `ref`; if not, it can still read the prompt itself."""
         return _name(ref) not in self._local_only
 
-    def next_chance_at(self, refs: Sequence[WorkerRef]) -> float:
-        """When the next avoided one of `refs` may be tried again; infinity if there is none to wait for."""
-        now = self._clock.now()
+    def next_chance_at(self, refs: Sequence[WorkerRef], now: float) -> float:
+        """When the next one of `refs` that is avoided at `now` may be tried again; infinity if there is none.
+
+        `now` is that of `is_avoided`: a worker whose time ends between two readings of the clock would be
+        neither free nor waited for.
+        """
         times = (self._avoided_until.get(_name(ref), 0.0) for ref in refs)
         return min((until for until in times if until > now), default=math.inf)
 

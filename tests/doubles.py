@@ -50,6 +50,23 @@ class FakeTime(FakeClock):
         await settle()
 
 
+class CreepingTime(FakeTime):
+    """A clock of which no two readings are equal, and whose sleepers wake `early_s` before their moment."""
+
+    TICK_S = 1e-6
+
+    def __init__(self, early_s: float) -> None:
+        super().__init__()
+        self._early_s = early_s
+
+    def now(self) -> float:
+        self.advance(self.TICK_S)
+        return super().now()
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(max(0.0, seconds - self._early_s))
+
+
 async def settle(rounds: int = 50) -> None:
     """Let all tasks run until they wait for something from outside."""
     for _ in range(rounds):

@@ -259,11 +259,11 @@ class Collector:
 class Fleet:
     """Scripted workers, and a table and a pipeline on them, under a clock that tests move."""
 
-    def __init__(self, *workers: ScriptedWorker, **settings: Any) -> None:
+    def __init__(self, *workers: ScriptedWorker, time: FakeTime | None = None, **settings: Any) -> None:
         self.workers = list(workers)
         self.listed = list(workers)
         self.is_membership_known = True
-        self.time = FakeTime()
+        self.time = time or FakeTime()
         self.config = RouterConfig(**settings)
         self.metrics = RouterMetrics()
         self.table = WorkerTable(self.config, self, self.connect, self.time, self.time.sleep)

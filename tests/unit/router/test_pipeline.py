@@ -26,7 +26,7 @@ from core.jobs import PrefillJob
 from core.request import FinishReason
 from router.config import PlanSetting
 from router.placement import Plan
-from tests.doubles import settle
+from tests.doubles import CreepingTime, settle
 from tests.unit.router.scripted import Collector, Fleet, ScriptedWorker, answer, new_request
 
 REMOTE = {"plan": PlanSetting.REMOTE}
@@ -165,6 +165,21 @@ async def test_an_overloaded_decode_is_asked_again_until_it_has_room() -> None:
         await task
     assert reader.tokens[0] == answer(new_request(), 0)
     assert len(decode.generates) == 7
+
+
+@pytest.mark.parametrize("num_ticks", range(8))
+async def test_a_wait_that_ends_between_two_readings_of_the_clock_is_not_waited_for_again(
+    num_ticks: int,
+) -> None:
+    refusals = iter([Overloaded("queue is full")] * 3)
+    decode = _d(on_generate=lambda job: next(refusals, None))
+    time = CreepingTime(early_s=(num_ticks + 0.5) * CreepingTime.TICK_S)
+    async with Fleet(decode, time=time) as fleet:
+        task, reader = fleet.begin(new_request())
+        await fleet.pass_by(2.0)
+        assert task.done()
+        await task
+    assert reader.tokens[0] == answer(new_request(), 0)
 
 
 async def test_a_request_that_never_finds_room_ends_by_the_last_refusal_before_its_deadline() -> None:

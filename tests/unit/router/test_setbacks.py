@@ -56,11 +56,11 @@ def test_the_worker_at_fault_is_avoided_for_a_while_and_the_other_is_not(
 ) -> None:
     setbacks, clock = _new()
     setbacks.note(error, P, D)
-    assert [setbacks.is_avoided(ref) for ref in (P, D)] == [avoided is P, avoided is D]
-    assert setbacks.next_chance_at((P, D)) <= clock.now() + CONFIG.max_backoff_s
+    assert [setbacks.is_avoided(ref, clock.now()) for ref in (P, D)] == [avoided is P, avoided is D]
+    assert setbacks.next_chance_at((P, D), clock.now()) <= clock.now() + CONFIG.max_backoff_s
     clock.advance(CONFIG.max_backoff_s)
-    assert not setbacks.is_avoided(avoided)
-    assert setbacks.next_chance_at((P, D)) == math.inf
+    assert not setbacks.is_avoided(avoided, clock.now())
+    assert setbacks.next_chance_at((P, D), clock.now()) == math.inf
 
 
 def test_refusals_back_off_further_each_time_up_to_a_limit_and_are_not_failures() -> None:
@@ -68,7 +68,7 @@ def test_refusals_back_off_further_each_time_up_to_a_limit_and_are_not_failures(
     waits = []
     for _ in range(8):
         setbacks.note(Overloaded("full"), D)
-        waits.append(setbacks.next_chance_at((P, D)) - clock.now())
+        waits.append(setbacks.next_chance_at((P, D), clock.now()) - clock.now())
         clock.advance(10)
     assert waits == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 1.0, 1.0])
     for _ in range(CONFIG.max_failures):
@@ -84,34 +84,34 @@ def test_a_decode_worker_that_refuses_twice_is_sent_no_more_kv() -> None:
 
 
 def test_a_failed_transfer_makes_decode_read_the_prompt_without_delay() -> None:
-    setbacks, _ = _new()
+    setbacks, clock = _new()
     setbacks.note(TransferTimeout("slow"), P, D)
     assert not setbacks.is_handoff_target(D)
-    assert not setbacks.is_avoided(D)
-    assert not setbacks.is_avoided(P)
+    assert not setbacks.is_avoided(D, clock.now())
+    assert not setbacks.is_avoided(P, clock.now())
 
 
 def test_another_incarnation_of_an_avoided_worker_is_welcome() -> None:
-    setbacks, _ = _new()
+    setbacks, clock = _new()
     setbacks.note(WorkerLost("gone"), D)
-    assert not setbacks.is_avoided(WorkerRef(D.worker_id, D.role, Epoch(2), ""))
+    assert not setbacks.is_avoided(WorkerRef(D.worker_id, D.role, Epoch(2), ""), clock.now())
 
 
 def test_a_prefill_worker_whose_pool_is_too_small_is_not_asked_again() -> None:
     setbacks, clock = _new()
     setbacks.note(ContextTooLong("pool"), P, D)
     clock.advance(1e6)
-    assert setbacks.is_avoided(P)
+    assert setbacks.is_avoided(P, clock.now())
 
 
 @pytest.mark.parametrize("target", [D, None])
 def test_a_prompt_that_one_pool_cannot_hold_is_too_long_only_when_none_can(target: WorkerRef | None) -> None:
-    setbacks, _ = _new()
+    setbacks, clock = _new()
     other = WorkerRef(WorkerId("d2"), Role.DECODE, Epoch(1), "")
     setbacks.note(ContextTooLong("pool of p"), P, target)
     setbacks.note(ContextTooLong("pool of d", max_context=30), D)
-    assert setbacks.is_avoided(D)
-    assert not setbacks.is_avoided(other)
+    assert setbacks.is_avoided(D, clock.now())
+    assert not setbacks.is_avoided(other, clock.now())
     assert not setbacks.is_too_long_for([D, other])
     assert not setbacks.is_too_long_for([])
     setbacks.note(ContextTooLong("pool of d2", max_context=20), other)
