@@ -25,6 +25,7 @@ from router.served_model import ServedModel
 from router.worker_table import WorkerTable
 
 _UNLIMITED_CONTEXT = 2**31 - 1
+_DECIMAL = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -52,10 +53,7 @@ class Admission:
         """From X-Request-Timeout (seconds), or the default. Raises InvalidRequest."""
         if timeout_header is None:
             return Deadline.after(self._config.default_timeout_s, self._clock)
-        try:
-            seconds = float(timeout_header)
-        except ValueError:
-            seconds = math.nan
+        seconds = float(timeout_header) if _DECIMAL.fullmatch(timeout_header.strip()) else math.nan
         if not 0 < seconds <= self._config.max_timeout_s:
             raise InvalidRequest(
                 f"X-Request-Timeout must be seconds, above 0 and up to {self._config.max_timeout_s:g}",

@@ -64,17 +64,19 @@ def _content(value: Any) -> str:
     return "\n".join(texts)
 
 
+def _without_inert_parts(index: int, message: Any) -> Any:
+    """Here and not in `Message`, which does not know its place among the messages."""
+    if not isinstance(message, dict):
+        return message
+    return drop_inert(without_nulls(message), _INERT_IN_MESSAGE, f"messages[{index}].")
+
+
 class Message(ApiModel):
     """One turn. `name` is handed to the template, which decides whether to print it."""
 
     role: Annotated[str, BeforeValidator(_role)]
     content: Annotated[str, BeforeValidator(_content)]
     name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_inert(cls, body: Any) -> Any:
-        return drop_inert(without_nulls(body), _INERT_IN_MESSAGE) if isinstance(body, dict) else body
 
 
 class ChatBody(SamplingFields):
@@ -91,7 +93,12 @@ class ChatBody(SamplingFields):
     @model_validator(mode="before")
     @classmethod
     def _without_inert(cls, body: Any) -> Any:
-        return drop_inert(without_nulls(body), _INERT) if isinstance(body, dict) else body
+        if not isinstance(body, dict):
+            return body
+        body = drop_inert(without_nulls(body), _INERT)
+        if isinstance(messages := body.get("messages"), list):
+            body["messages"] = [_without_inert_parts(index, item) for index, item in enumerate(messages)]
+        return body
 
     @model_validator(mode="after")
     def _is_consistent(self) -> ChatBody:

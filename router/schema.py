@@ -55,14 +55,16 @@ def without_nulls(body: Any) -> Any:
     )
 
 
-def drop_inert(body: dict[str, Any], inert: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """`body` without those fields of `inert` that ask for nothing. Raises InvalidRequest for the others."""
+def drop_inert(body: dict[str, Any], inert: Mapping[str, tuple[Any, ...]], path: str = "") -> dict[str, Any]:
+    """`body` without those fields of `inert` that ask for nothing. Raises InvalidRequest for the others,
+    named after `path`.
+    """
     kept = {}
     for key, value in body.items():
         if key not in inert:
             kept[key] = value
         elif not any(type(value) is type(allowed) and value == allowed for allowed in inert[key]):
-            raise InvalidRequest(f"{key} is not supported", param=key)
+            raise InvalidRequest(f"{path}{key} is not supported", param=f"{path}{key}")
     return kept
 
 

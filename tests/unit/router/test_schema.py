@@ -168,7 +168,9 @@ def test_tool_calls_in_a_message_are_refused_unless_empty() -> None:
     assert parse(ChatBody, {**_H, "messages": [message]}).template_messages() == [
         {"role": "assistant", "content": "x"}
     ]
-    assert _refused(ChatBody, {**_H, "messages": [{**message, "tool_calls": [{}]}]}) == "tool_calls"
+    assert (
+        _refused(ChatBody, {**_H, "messages": [{**message, "tool_calls": [{}]}]}) == "messages[0].tool_calls"
+    )
 
 
 def test_empty_messages_are_refused() -> None:
