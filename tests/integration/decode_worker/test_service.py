@@ -25,8 +25,9 @@ from tests.oracle import oracle_greedy
 class Client:
     """A stub of the worker's service that raises what the worker raised."""
 
-    def __init__(self, stub: Any, epoch: Epoch) -> None:
+    def __init__(self, stub: Any, channel: grpc.aio.Channel, epoch: Epoch) -> None:
         self.stub = stub
+        self.channel = channel
         self.epoch = epoch
 
     async def answer(self, job: Any) -> Answer:
@@ -52,7 +53,8 @@ async def open_client() -> AsyncIterator[Any]:
         server, port = await serve(site.worker, "127.0.0.1")
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         opened.append((server, channel))
-        return Client(WorkerStub(channel), site.worker.ref.epoch)  # type: ignore[no-untyped-call]
+        stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+        return Client(stub, channel, site.worker.ref.epoch)
 
     yield make
     for server, channel in opened:
@@ -109,24 +111,20 @@ async def test_a_broken_call_detaches_and_its_blocks_are_freed(
     make_site: MakeSite, open_client: Any, how: str
 ) -> None:
     site = await make_site(num_kv_blocks=128, detach_grace_s=0.05)
-    server, port = await serve(site.worker, "127.0.0.1")
-    channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
-    stub = WorkerStub(channel)  # type: ignore[no-untyped-call]
+    client = await open_client(site)
     job = site.job(site.request(prompt_ids(30), max_tokens=450, ignore_eos=True))
     site.gate.hold(after=5)
-    call = stub.Generate(codec.generate_request(job, site.worker.ref.epoch))
+    call = client.stub.Generate(codec.generate_request(job, client.epoch))
     await call.read()
     if how == "cancel the call":
         call.cancel()
     else:
-        await channel.close()
+        await client.channel.close()
     await site.gate.reached()
     await site.until(lambda: site.num_open_streams == 0)
     site.gate.release()
     await site.settle()
     assert site.gate.num_steps == 6, "the step that had begun was the last"
-    await channel.close()
-    await server.stop(1.0)
 
 
 async def test_cancel_watch_and_metrics_answer(
