@@ -36,6 +36,8 @@ async def test_a_look_up_that_hangs_ends_in_time_and_leaves_the_loops_threads_al
             for _ in range(5):
                 assert await membership.announcements() == ()
             assert await asyncio.to_thread(lambda: "free") == "free"
+            while not waiting:  # noqa: ASYNC110 - a thread raises no event of this loop
+                await asyncio.sleep(0.005)
         assert len(waiting) == 1, "look-ups that nobody waits for must not pile up"
     finally:
         answers.set()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,17 +60,22 @@ def tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def _prepare(sender: multiprocessing.connection.Connection) -> None:
+def _prepare(sender: multiprocessing.connection.Connection, stops_at: float) -> None:
     def progress(what: str, fraction: float) -> None:
         sender.send((what, fraction))
+        if fraction >= stops_at:
+            threading.Event().wait()
 
     sender.send(str(prepare_bundled_model(progress)))
 
 
-def _start() -> tuple[multiprocessing.process.BaseProcess, multiprocessing.connection.Connection]:
+def _start(
+    stops_at: float = 2.0,
+) -> tuple[multiprocessing.process.BaseProcess, multiprocessing.connection.Connection]:
+    """A process that converts and tells; it goes no further than a progress of `stops_at`."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_prepare, args=(sender,))
+    process = context.Process(target=_prepare, args=(sender, stops_at), daemon=True)
     process.start()
     sender.close()
     return process, receiver
@@ -78,9 +84,10 @@ def _start() -> tuple[multiprocessing.process.BaseProcess, multiprocessing.conne
 @pytest.mark.timeout(240)  # three starts of a process and a conversion
 def test_a_killed_conversion_is_never_used_and_two_at_once_convert_once(cache: Path) -> None:
     folder = cache / "models" / "smollm2-135m-instruct"
-    killed, reports = _start()
+    killed, reports = _start(stops_at=0.9)
     while reports.recv()[1] < 0.9:
         assert not folder.exists()
+    assert not folder.exists()
     assert killed.pid is not None
     os.kill(killed.pid, signal.SIGKILL)
     killed.join()

@@ -79,6 +79,6 @@ async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bo
         started = time.monotonic()
         session.add_blocks(32, range(32, 64))
         assert isinstance(await failure_of(session.finish(256)), TransferTimeout)
-        assert time.monotonic() - started < 5.5
+        assert time.monotonic() - started < 7.0
         await sender.close()
-        assert time.monotonic() - started < 8.5
+        assert time.monotonic() - started < 10.0
