@@ -117,6 +117,12 @@ class LayoutMismatch(HandoffError):
     code = "layout_mismatch"
 
 
+class StagingLost(HandoffError):
+    """The shared memory that a frame names is not there any more; its payload can be sent another way."""
+
+    code = "staging_lost"
+
+
 class WorkerError(ServingError):
     code = "worker_error"
     http_status = 503

@@ -28,6 +28,7 @@ from decode_worker.streams import Delivery, Stream
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import StepPlan
+from kv_transfer.transport import WriteCheck
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +136,14 @@ class DecodeLoop:
         return self._inbox.offer(ticket, time_left_s, max_samples)
 
     def write(
-        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview | bytes
+        self,
+        ticket_id: TicketId,
+        first_index: int,
+        num_blocks: int,
+        payload: memoryview | bytes,
+        check: WriteCheck | None = None,
     ) -> None:
-        self._inbox.write(ticket_id, first_index, num_blocks, payload)
+        self._inbox.write(ticket_id, first_index, num_blocks, payload, check)
 
     def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
         self._inbox.commit(ticket_id, num_tokens, num_pushed_blocks)

@@ -2,7 +2,8 @@
 
 Owns the decode side of the ticket automaton: who may write into which reserved block and when, when the
 blocks become findable, and when they are given back. Does not own sequences: a claim hands the blocks over.
-Frames are verified by the receiver before they come here. Time comes from a Clock. Used on the step thread.
+Frames are checked by the receiver before they come here, except that a payload which its writer could still
+change is verified here, after the copy. Time comes from a Clock. Used on the step thread.
 """
 
 from __future__ import annotations
@@ -27,12 +28,18 @@ from core.ids import TicketId, WorkerRef
 from decode_worker.config import DecodeConfig
 from engine.kv.cache import KVCache
 from engine.kv.reservation import Reservation
+from kv_transfer.transport import WriteCheck
 
 
 class WritableBlocks(Protocol):
     """What the inbox needs of the pool."""
 
-    def write_blocks(self, block_ids: Sequence[int], payload: memoryview | bytes) -> None: ...
+    def write_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: memoryview | bytes,
+        observe: Callable[[memoryview], object] | None = None,
+    ) -> None: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -132,12 +139,19 @@ class Inbox:
         return arrival.held
 
     def write(
-        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview | bytes
+        self,
+        ticket_id: TicketId,
+        first_index: int,
+        num_blocks: int,
+        payload: memoryview | bytes,
+        check: WriteCheck | None = None,
     ) -> None:
-        """Copy verified blocks into the reservation; a repeated write of written blocks does nothing.
+        """Copy blocks into the reservation; a repeated write of written blocks does nothing.
 
-        Raises TicketExpired (unknown or ended: nothing is written), TransferCorrupt (the blocks are not the
-        ticket's to send; the ticket is aborted).
+        Without `check` they were verified before; with it they are once they lie in the reserved blocks,
+        which nobody reads before the commit. Raises TicketExpired (unknown or ended: nothing is written),
+        TransferCorrupt (the blocks are not the ticket's to send, or `check` says that they are not what was
+        sent; the ticket is aborted).
         """
         arrival = self._live(ticket_id)
         indexes = range(first_index, first_index + num_blocks)
@@ -154,9 +168,11 @@ class Inbox:
         for block_id in block_ids:
             assert self._cache.allocator.is_writable(block_id), f"block {block_id} is shared or published"
         try:
-            self._pool.write_blocks(block_ids, payload)
+            self._pool.write_blocks(block_ids, payload, None if check is None else check.observe)
         except ValueError as error:
             raise self._corrupt(ticket_id, str(error)) from error
+        if check is not None and not check.is_right:
+            raise self._corrupt(ticket_id, "what arrived in the blocks does not match its checksum")
         arrival.written.update(indexes)
         if arrival.state is TicketState.RESERVED:
             arrival.state = next_state(arrival.state, TicketState.SENDING)

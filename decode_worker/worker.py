@@ -32,6 +32,7 @@ from engine.step_thread import StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
+from kv_transfer.transport import WriteCheck
 
 _STOP_S = 5.0
 
@@ -168,9 +169,14 @@ class DecodeWorker:
         return await self._thread.call(partial(self._loop.offer, ticket, time_left_s))
 
     async def write(
-        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview
+        self,
+        ticket_id: TicketId,
+        first_index: int,
+        num_blocks: int,
+        payload: memoryview,
+        check: WriteCheck | None,
     ) -> None:
-        await self._thread.call(partial(self._loop.write, ticket_id, first_index, num_blocks, payload))
+        await self._thread.call(partial(self._loop.write, ticket_id, first_index, num_blocks, payload, check))
 
     async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
         await self._thread.call(partial(self._loop.commit, ticket_id, num_tokens, num_pushed_blocks))

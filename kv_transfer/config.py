@@ -1,8 +1,21 @@
-"""BridgeConfig: sizes and silences of the bridge's sending side."""
+"""BridgeConfig and ReceiverConfig: sizes, silences and ways of the bridge's two sides."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SharedMemory(StrEnum):
+    """Whether payloads between processes of one host go through shared memory.
+
+    AUTO: where both ends can, else over gRPC. REQUIRED: a handoff that cannot is refused. (The word is not
+    "off": an unquoted `off` in a YAML file is no text.)
+    """
+
+    AUTO = "auto"
+    NEVER = "never"
+    REQUIRED = "required"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +27,10 @@ class BridgeConfig:
 
     `frame_bytes` is the payload that consecutive blocks are packed to (a single larger block still travels),
     `max_bytes_in_flight` the payload of one ticket that is sent but not acknowledged.
+
+    `shm` chooses shared memory for decode workers on this host: `staging_bytes` of it for each of them, in
+    frames of `staged_frame_bytes`. Attaching takes `attach_s` at most, and is tried again `attach_again_s`
+    after it failed.
     """
 
     frame_bytes: int = 1 << 20
@@ -24,6 +41,11 @@ class BridgeConfig:
     reconnect_max_s: float = 0.5
     abort_s: float = 2.0
     idle_connection_s: float = 60.0
+    shm: SharedMemory = SharedMemory.AUTO
+    staging_bytes: int = 64 << 20
+    staged_frame_bytes: int = 4 << 20
+    attach_s: float = 1.0
+    attach_again_s: float = 5.0
 
     def __post_init__(self) -> None:
         if min(self.frame_bytes, self.max_bytes_in_flight) < 1:
@@ -34,3 +56,23 @@ class BridgeConfig:
             raise ValueError("reconnect_min_s must be positive and at most reconnect_max_s")
         if self.abort_s <= 0 or self.idle_connection_s <= 0:
             raise ValueError("abort_s and idle_connection_s must be positive")
+        if min(self.staging_bytes, self.staged_frame_bytes) < 1:
+            raise ValueError("staging_bytes and staged_frame_bytes must be positive")
+        if min(self.attach_s, self.attach_again_s) <= 0:
+            raise ValueError("attach_s and attach_again_s must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverConfig:
+    """What a decode worker offers to prefill workers of its host.
+
+    `shm`: whether it does (`required`: it does not start where it cannot). `max_staging_bytes` of shared
+    memory at most for all of them together; whoever comes when that is used up sends over gRPC.
+    """
+
+    shm: SharedMemory = SharedMemory.AUTO
+    max_staging_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        if self.max_staging_bytes < 1:
+            raise ValueError("max_staging_bytes must be positive")

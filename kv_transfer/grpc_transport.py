@@ -26,7 +26,8 @@ from core.errors import (
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerId, WorkerRef
 from kv_transfer.receiver import Receiver
-from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
+from kv_transfer.staging_codec import offer_reply, staging_address
+from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, StagingAddress
 from protos import kv_transfer_pb2 as pb
 from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
 from protos.grpc_options import CHANNEL_OPTIONS
@@ -43,6 +44,7 @@ class GrpcTransport:
     """One HTTP/2 connection to one decode worker."""
 
     name = "grpc"
+    carriage = Carriage()
 
     def __init__(self, ref: WorkerRef) -> None:
         self._worker_id = ref.worker_id
@@ -54,8 +56,15 @@ class GrpcTransport:
         self._push = self._channel.stream_stream(f"/{SERVICE}/Push")  # bytes in, bytes out
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        held, _ = await self.offer_and_ask(ticket, time_left_s)
+        return held
+
+    async def offer_and_ask(
+        self, ticket: HandoffTicket, time_left_s: float
+    ) -> tuple[tuple[int, ...], StagingAddress | None]:
+        """`offer`, and where decode offers shared memory to processes of its host, if it does."""
         reply = await self._call(self._offer(offer_request(ticket, time_left_s, ticket.decode.epoch)))
-        return tuple(reply.held)
+        return tuple(reply.held), staging_address(reply)
 
     async def open_push(self) -> GrpcPush:
         return GrpcPush(self._push(), self._worker_id)
@@ -111,6 +120,9 @@ class GrpcPush:
     def __init__(self, call: Any, worker_id: WorkerId) -> None:
         self._call = call
         self._worker_id = worker_id
+
+    async def room(self, ticket_id: TicketId, num_bytes: int) -> None:
+        """Payloads travel in their frames."""
 
     async def send(self, frame: bytes) -> None:
         try:
@@ -176,7 +188,7 @@ class _Servicer:
     async def offer(self, request: pb.OfferRequest) -> pb.OfferReply:
         ticket, time_left_s = offered_ticket(request), time_left(request)
         held = await self._receiver.offer(ticket, time_left_s, Epoch(request.receiver_epoch))
-        return pb.OfferReply(held=held)
+        return offer_reply(held, self._receiver.staging_address)
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         claim = CommitClaim(request.num_tokens, request.num_pushed_blocks, request.checksum)

@@ -6,6 +6,7 @@ No I/O and no payload is kept. Not thread-safe: lives on the IO loop.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from core.errors import ServingError, StaleEpoch, TransferCorrupt
 from core.handoff import HandoffTicket
@@ -53,7 +54,8 @@ class IncomingTicket:
     def accept(self, frame: Frame) -> bool:
         """Check a frame; True when its payload is to be written, False for an exact repetition.
 
-        Raises TransferCorrupt for a payload that is damaged or does not belong where the frame wants it.
+        Raises TransferCorrupt for a payload that is damaged or does not belong where the frame wants it. One
+        that lies in staging memory is not looked at: what is written of it has to be checked.
         """
         assert self._ticket is not None
         frame.verify(self._block_bytes)
@@ -72,9 +74,7 @@ class IncomingTicket:
                 raise self._corrupt(frame, f"overwrites block {index} with other content")
         for index in range(frame.first_index, end):
             self._claimed[index] = frame.first_index
-        self._runs[frame.first_index] = Frame(
-            frame.fence, frame.first_index, frame.num_blocks, frame.checksum, memoryview(b"")
-        )
+        self._runs[frame.first_index] = replace(frame, payload=memoryview(b""), place=None)
         return True
 
     def note_written(self, first_index: int) -> int:

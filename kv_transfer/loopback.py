@@ -11,9 +11,9 @@ from contextlib import aclosing
 
 from core.errors import WorkerLost
 from core.handoff import HandoffTicket
-from core.ids import WorkerId, WorkerRef
+from core.ids import TicketId, WorkerId, WorkerRef
 from kv_transfer.receiver import Receiver
-from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
+from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence
 
 _MAX_FRAMES_WAITING = 4
 
@@ -50,6 +50,7 @@ class LoopbackTransport:
     """Calls the receiver that bears the name at the time of each call."""
 
     name = "loopback"
+    carriage = Carriage()
 
     def __init__(self, directory: LoopbackDirectory, worker_id: WorkerId) -> None:
         self._directory = directory
@@ -88,6 +89,9 @@ class LoopbackPush:
         self._frames: asyncio.Queue[bytes] = asyncio.Queue(_MAX_FRAMES_WAITING)
         self._acks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._serving = asyncio.create_task(self._serve())
+
+    async def room(self, ticket_id: TicketId, num_bytes: int) -> None:
+        """Payloads travel in their frames."""
 
     async def send(self, frame: bytes) -> None:
         if self._serving.done() or self._directory.find(self._worker_id) is not self._receiver:

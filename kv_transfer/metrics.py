@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from core import telemetry
 from core.errors import ServingError
@@ -35,6 +35,17 @@ class TransferMetrics:
             buckets=_SECONDS_BUCKETS,
             registry=registry,
         )
+        self._fallbacks = Counter(
+            telemetry.KV_TRANSFER_FALLBACKS,
+            "Tickets whose payload went over gRPC although shared memory was wanted, by reason",
+            ["reason"],
+            registry=registry,
+        )
+        self._staging_bytes = Gauge(
+            telemetry.KV_STAGING_BYTES,
+            "Shared memory set aside for prefill workers of this host, at its decode worker",
+            registry=registry,
+        )
         self._failures = Counter(
             telemetry.KV_TRANSFER_FAILURES,
             "Offers, pushes and commits that ended in an error, as each side saw them",
@@ -47,6 +58,12 @@ class TransferMetrics:
 
     def observe_seconds(self, transport: str, seconds: float) -> None:
         self._seconds.labels(transport).observe(seconds)
+
+    def count_fallback(self, reason: str) -> None:
+        self._fallbacks.labels(reason).inc()
+
+    def set_staging_bytes(self, num_bytes: int) -> None:
+        self._staging_bytes.set(num_bytes)
 
     def count_failure(self, side: Side, error: ServingError) -> None:
         """By the error's code, one of ours: a peer's unknown code was decoded as a plain ServingError."""

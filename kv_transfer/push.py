@@ -12,10 +12,10 @@ from typing import TypeVar
 
 from core.clock import Clock
 from core.errors import ServingError, TransferTimeout, WorkerLost
-from kv_transfer.codec import decode_ack, encode_frame
+from kv_transfer.codec import decode_ack, encode_frame, encode_staged_frame
 from kv_transfer.config import BridgeConfig
-from kv_transfer.push_queue import PushQueue
-from kv_transfer.transport import BlockStore, Fence, PushStream, Transport
+from kv_transfer.push_queue import BlockRun, PushQueue
+from kv_transfer.transport import BlockStore, Fence, PushStream, Room, Transport
 
 T = TypeVar("T")
 
@@ -141,11 +141,20 @@ class Push:
             if run is None:
                 await self._wake.wait()
                 continue
-            payload = self._store.read_blocks(run.block_ids)
-            frame, checksum = encode_frame(self._fence, run.first_index, run.num_blocks, payload)
+            num_bytes = run.num_blocks * self._store.layout.block_bytes
+            room = await stream.room(self._fence.ticket_id, num_bytes)
+            frame, checksum = self._frame(run, room)
             self._queue.sent(run, checksum)
             await stream.send(frame)
             self._pushed_at = self._clock.now()
+
+    def _frame(self, run: BlockRun, room: Room | None) -> tuple[bytes, int]:
+        """The frame of a run, whose payload goes into `room` if there is one, and its checksum."""
+        fence, first_index, num_blocks = self._fence, run.first_index, run.num_blocks
+        if room is None:
+            return encode_frame(fence, first_index, num_blocks, self._store.read_blocks(run.block_ids))
+        self._store.read_blocks_into(run.block_ids, room.memory)
+        return encode_staged_frame(fence, first_index, num_blocks, room.memory, room.place)
 
     async def _read_acks(self, stream: PushStream) -> None:
         async for data in stream.acks():

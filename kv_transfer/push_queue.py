@@ -68,6 +68,10 @@ class PushQueue:
         self._held = frozenset(indexes)
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in self._held)
 
+    def pack(self, frame_bytes: int) -> None:
+        """From now on runs are packed to `frame_bytes`; those that were sent keep their borders."""
+        self._max_run = max(1, frame_bytes // self._block_bytes)
+
     def add(self, first_index: int, block_ids: Sequence[int]) -> None:
         """These blocks are computed; before `hold` they only wait."""
         for index, block_id in enumerate(block_ids, first_index):

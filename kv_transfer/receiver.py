@@ -1,4 +1,5 @@
-"""Receiver: decode's end of the bridge. Nothing reaches the port that was not checked.
+"""Receiver: decode's end of the bridge. Nothing reaches the port that was not checked, or whose check, for a
+payload that can only be checked once it was copied, does not come with it.
 
 Owns the table of offered tickets (bounded; the least recently used are forgotten, their late frames are
 refused) and counts what arrived. Who owns which block, and when a ticket expires, is the port's business.
@@ -14,7 +15,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 from core.clock import Clock, MonotonicClock
-from core.errors import LayoutMismatch, ServingError, StaleEpoch, TicketExpired, TransferCorrupt
+from core.errors import (
+    LayoutMismatch,
+    ServingError,
+    StagingLost,
+    StaleEpoch,
+    TicketExpired,
+    TransferCorrupt,
+)
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerRef
 from core.kv_layout import KVLayout
@@ -22,12 +30,18 @@ from kv_transfer.codec import Ack, Frame
 from kv_transfer.incoming import IncomingTicket
 from kv_transfer.intake import Intake, SendAck
 from kv_transfer.metrics import TransferMetrics
-from kv_transfer.transport import CommitClaim, CommitReceipt, Fence, ReservationPort
+from kv_transfer.transport import (
+    SHM,
+    CommitClaim,
+    CommitReceipt,
+    Fence,
+    Place,
+    ReservationPort,
+    StagingAddress,
+    StagingArea,
+)
 
 _MAX_TICKETS = 4096
-_MAX_WRITES_PENDING = (
-    16  # frames of one push that wait for the port; beyond it the stream's flow control holds the sender
-)
 
 
 T = TypeVar("T")
@@ -57,6 +71,17 @@ class Receiver:
         self._metrics = metrics
         self._clock = clock if clock is not None else MonotonicClock()
         self._tickets: OrderedDict[TicketId, IncomingTicket] = OrderedDict()
+        self._staging: StagingArea | None = None
+
+    def admit(self, staging: StagingArea) -> None:
+        """Take frames whose payload lies in `staging`, and tell prefill workers of it; closed with this."""
+        assert self._staging is None
+        self._staging = staging
+
+    @property
+    def staging_address(self) -> StagingAddress | None:
+        """Where prefill workers of this host find shared memory, if anywhere."""
+        return self._staging.address if self._staging is not None else None
 
     async def offer(
         self, ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch
@@ -119,7 +144,7 @@ class Receiver:
         self._tickets.pop(ticket_id, None)
 
     async def close(self) -> None:
-        """Cancel the offers and commits that still wait for the port."""
+        """Cancel the offers and commits that still wait for the port; give the staging memory back."""
         tasks: list[asyncio.Task[tuple[int, ...]] | asyncio.Task[CommitReceipt]] = []
         for entry in self._tickets.values():
             tasks += [task for task in (entry.offering, entry.committing) if task is not None]
@@ -127,6 +152,9 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tickets.clear()
+        if self._staging is not None:
+            await self._staging.close()
+            self._staging = None
 
     # ------------------------------------------------------------ offer
 
@@ -194,17 +222,31 @@ class Receiver:
             self._check_open(entry)
             if not entry.is_reserved:
                 raise TransferCorrupt("a frame came before the offer was answered", ticket_id=entry.ticket_id)
+            payload, check = frame.payload, None
+            if frame.place is not None:
+                transport, payload, check = SHM, self._find_staged(frame, frame.place), frame.check()
             entry.transport = transport
             if entry.first_frame_at is None:
                 entry.first_frame_at = self._clock.now()
             if entry.accept(frame):
-                call = self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, frame.payload)
+                call = self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, payload, check)
                 await self._until_expired(entry, call)
                 self._metrics.count_bytes(transport, entry.note_written(frame.first_index))
         except ServingError as error:
             await self._refuse(entry, error)
             return Ack(frame.first_index, frame.num_blocks, error)
         return Ack(frame.first_index, frame.num_blocks)
+
+    def _find_staged(self, frame: Frame, place: Place) -> memoryview:
+        """The payload's place, in memory of the pair that the frame's fence names and of no other."""
+        found = None
+        if self._staging is not None:
+            found = self._staging.find(place, frame.num_bytes, frame.fence.sender_epoch)
+        if found is None:
+            raise StagingLost(
+                "a frame names staging memory that is not here", ticket_id=frame.fence.ticket_id
+            )
+        return found
 
     async def _refuse_unreadable(self, fence: Fence | None, error: TransferCorrupt) -> Ack:
         """Whose frame it was cannot be read, but a stream carries one ticket's frames."""

@@ -20,7 +20,7 @@ from kv_transfer.peers import Peers
 from kv_transfer.push import Push
 from kv_transfer.push_queue import PushQueue
 from kv_transfer.race import guarded
-from kv_transfer.transport import BlockStore, CommitClaim, Fence, Transport
+from kv_transfer.transport import BlockStore, Carriage, CommitClaim, Fence, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -140,6 +140,7 @@ class SendSession:
                 self._peers.use(self.ticket.decode) as transport,
             ):
                 held = await self._offer(transport)
+                self._learn(transport.carriage)
                 self._queue.hold(held)
                 self._held.set_result(held)
                 receipt = await guarded(self._push_and_commit(transport), self._push.watch(transport))
@@ -179,6 +180,12 @@ class SendSession:
         except ServingError:
             self._is_told = True  # decode refused: it keeps nothing that an abort would have to free
             raise
+
+    def _learn(self, carriage: Carriage) -> None:
+        if carriage.frame_bytes is not None:
+            self._queue.pack(carriage.frame_bytes)
+        if carriage.fallback:
+            self._metrics.count_fallback(carriage.fallback)
 
     async def _push_and_commit(self, transport: Transport) -> SendReceipt:
         await self._push.run(transport)

@@ -49,6 +49,32 @@ class CommitReceipt:
     num_written_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a payload lies that does not travel in its frame: which staging memory, which byte of it."""
+
+    staging_id: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Staging memory for one payload: it is read into `memory`, and its frame names `place`."""
+
+    memory: memoryview
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Carriage:
+    """How a transport carries payloads at present: how much of them in one frame (None: as configured), and
+    if not the way that was asked for, why not (a word for metrics).
+    """
+
+    frame_bytes: int | None = None
+    fallback: str = ""
+
+
 class BlockStore(Protocol):
     """A worker's pool of KV blocks, addressed by the worker's own block ids."""
 
@@ -59,11 +85,35 @@ class BlockStore(Protocol):
         """A contiguous copy, block after block, each `layout.block_bytes` bytes of `layout.block_shape`."""
         ...
 
-    def write_blocks(self, block_ids: Sequence[int], payload: memoryview | bytes) -> None: ...
+    def read_blocks_into(self, block_ids: Sequence[int], target: memoryview) -> None:
+        """The same, written to `target` in one copy."""
+        ...
+
+    def write_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: memoryview | bytes,
+        observe: Callable[[memoryview], object] | None = None,
+    ) -> None:
+        """The inverse; `observe` is called with what the blocks hold afterwards, in the payload's order."""
+        ...
+
+
+class WriteCheck(Protocol):
+    """Tells of bytes that are in their blocks whether they are what was sent."""
+
+    def observe(self, piece: memoryview) -> None:
+        """The next bytes of the payload, as they were written."""
+        ...
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all that was observed is what was sent."""
+        ...
 
 
 class ReservationPort(Protocol):
-    """What the receiver needs of decode. Called on the IO loop; every payload was verified before."""
+    """What the receiver needs of decode. Called on the IO loop."""
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
         """Reserve all blocks and room to grow, atomically; returns the indexes that are already here.
@@ -74,9 +124,19 @@ class ReservationPort(Protocol):
         ...
 
     async def write(
-        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview
+        self,
+        ticket_id: TicketId,
+        first_index: int,
+        num_blocks: int,
+        payload: memoryview,
+        check: WriteCheck | None,
     ) -> None:
-        """Copy the payload into the reserved blocks; TicketExpired when the reservation is gone."""
+        """Copy the payload into the reserved blocks; TicketExpired when the reservation is gone.
+
+        Without `check` the payload was verified. With it the payload lies in memory that its writer can still
+        change: it is read once, and `check` decides over what was written; TransferCorrupt, and the ticket is
+        over, if that is wrong. Blocks that were written before are not written again, and not read either.
+        """
         ...
 
     async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
@@ -92,8 +152,42 @@ class ReservationPort(Protocol):
         ...
 
 
+SHM = "shm"
+"""The label of metrics for payloads that came through shared memory, whatever carried their frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagingAddress:
+    """Where a process of this host may ask decode for staging memory; `token` shows that it was told."""
+
+    host_id: str
+    socket_name: str
+    token: bytes
+
+
+class StagingArea(Protocol):
+    """Decode's staging memory, for the receiver."""
+
+    @property
+    def address(self) -> StagingAddress: ...
+
+    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | None:
+        """The bytes there, which their writer may still change; None if that incarnation of prefill has no
+        such memory (any more).
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
 class PushStream(Protocol):
     """One ordered stream of frames to decode and of acknowledgements back."""
+
+    async def room(self, ticket_id: TicketId, num_bytes: int) -> Room | None:
+        """Memory for the payload of the next frame, waiting until there is some; None when payloads travel in
+        their frames. The frame that is sent next is the one that names it.
+        """
+        ...
 
     async def send(self, frame: bytes) -> None:
         """Hand one frame to the connection, waiting while it is full. Raises WorkerLost when it broke."""
@@ -113,7 +207,12 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """The label of metrics: `grpc`, `loopback`."""
+        """The label of metrics: `grpc`, `loopback`, `shm`."""
+        ...
+
+    @property
+    def carriage(self) -> Carriage:
+        """How payloads are carried, as far as it is known; it is when an offer was answered."""
         ...
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]: ...

@@ -1,13 +1,13 @@
 """KVPool: the tensors of all KV blocks of one worker.
 
 Owns the memory and the form in which a block leaves and enters it; who may write to which block is the
-allocator's business. Written on the step thread; `read_blocks` may run on any thread for blocks that are
-leased, since nobody writes to those.
+allocator's business. Written on the step thread; `read_blocks` and `read_blocks_into` may run on any thread
+for blocks that are leased, since nobody writes to those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -54,9 +54,37 @@ class KVPool:
             staging[index].copy_(self._bytes[:, :, block_id])
         return staging.numpy().data.cast("B") if block_ids else memoryview(b"")
 
-    def write_blocks(self, block_ids: Sequence[int], payload: memoryview | bytes) -> None:
+    def read_blocks_into(self, block_ids: Sequence[int], target: memoryview) -> None:
+        """`read_blocks`, written to `target` (writable, contiguous) in one copy. Raises ValueError if its
+        length does not fit the number of blocks.
+        """
+        expected = len(block_ids) * self.layout.block_bytes
+        if target.nbytes != expected:
+            raise ValueError(f"target has {target.nbytes} bytes, {len(block_ids)} blocks have {expected}")
+        if not block_ids:
+            return
+        blocks = np.frombuffer(target, dtype=np.uint8).reshape(len(block_ids), *self._block_shape)
+        if self.device.type == "cpu":
+            source = self._bytes.numpy()
+            for index, block_id in enumerate(block_ids):
+                blocks[index] = source[:, :, block_id]
+            return
+        staging = torch.from_numpy(blocks)
+        for index, block_id in enumerate(block_ids):
+            staging[index].copy_(self._bytes[:, :, block_id])
+
+    def write_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: memoryview | bytes,
+        observe: Callable[[memoryview], object] | None = None,
+    ) -> None:
         """The inverse of `read_blocks`. Raises ValueError if the payload's length does not fit the number of
         blocks.
+
+        `observe`, if given, is called with all bytes that the blocks hold now, in the payload's order: read
+        back from where they were written, so that they are what was written even if `payload` changes during
+        the call.
         """
         expected = len(block_ids) * self.layout.block_bytes
         view = memoryview(payload)
@@ -68,10 +96,18 @@ class KVPool:
         source = np.frombuffer(view, dtype=np.uint8).reshape(len(block_ids), *self._block_shape)
         if self.device.type == "cpu":
             target = self._bytes.numpy()
+            # [num_layers * 2, num_blocks, bytes]: a block's part of each layer's keys or values is one run
+            rows = target.reshape(target.shape[0] * 2, self.num_blocks, -1)
             for index, block_id in enumerate(block_ids):
                 target[:, :, block_id] = source[index]
+                if observe is not None:
+                    for row in rows[:, block_id]:
+                        observe(row.data)
             return
-        staged = torch.from_numpy(source.copy()).to(self.device)
+        private = source.copy()
+        if observe is not None:
+            observe(private.data.cast("B"))
+        staged = torch.from_numpy(private).to(self.device)
         for index, block_id in enumerate(block_ids):
             self._bytes[:, :, block_id].copy_(staged[index])
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from core.errors import ServingError, TicketExpired
 from core.handoff import HandoffTicket
 from core.ids import RequestId, TicketId
+from kv_transfer.transport import WriteCheck
 
 
 class Arrival:
@@ -76,8 +77,14 @@ class DecodeEnd:
         return held
 
     async def write(
-        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview
+        self,
+        ticket_id: TicketId,
+        first_index: int,
+        num_blocks: int,
+        payload: memoryview,
+        check: WriteCheck | None,
     ) -> None:
+        assert check is None, "only payloads that travel in their frames are expected here"
         arrival = self.arrivals[ticket_id]
         size = arrival.ticket.layout.block_bytes
         for offset in range(num_blocks):

@@ -266,6 +266,44 @@ def test_a_push_of_the_wrong_size_aborts() -> None:
     room.check()
 
 
+class Check:
+    """A WriteCheck with a given answer."""
+
+    def __init__(self, is_right: bool) -> None:
+        self.is_right = is_right
+        self.seen = bytearray()
+
+    def observe(self, piece: memoryview) -> None:
+        self.seen += piece
+
+
+def test_a_payload_that_could_still_change_is_judged_by_what_lies_in_the_blocks() -> None:
+    room = Room()
+    room.offer(10)
+    check = Check(is_right=True)
+    room.inbox.write(T, 0, 2, payload(2), check)
+    assert check.seen == payload(2)
+    again = Check(is_right=False)
+    room.inbox.write(T, 0, 2, payload(2, 99), again)
+    assert not again.seen, "written blocks are neither written nor read again"
+    room.inbox.write(T, 2, 1, payload(1))
+    room.inbox.commit(T, 10, 3)
+    room.check()
+
+
+def test_blocks_that_are_not_what_was_sent_abort_the_ticket_and_are_never_findable() -> None:
+    room = Room()
+    ticket = room.offer(10)
+    room.inbox.write(T, 0, 1, payload(1))
+    with pytest.raises(TransferCorrupt):
+        room.inbox.write(T, 1, 1, payload(1, 1), Check(is_right=False))
+    with pytest.raises(TicketExpired):
+        room.inbox.commit(T, 10, 3)
+    assert not room.cache.match(ticket.block_hashes)
+    assert room.ended == {TicketState.ABORTED: 1}
+    room.check()
+
+
 def test_an_abort_of_an_unknown_ticket_refuses_its_late_offer_until_the_deadline() -> None:
     room = Room()
     room.inbox.abort(T, 20.0)

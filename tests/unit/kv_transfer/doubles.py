@@ -16,14 +16,23 @@ from hypothesis import HealthCheck, settings
 from prometheus_client import CollectorRegistry
 
 from core.block_hash import BlockHash
-from core.errors import ReservationRefused, ServingError, TicketExpired, WorkerLost
+from core.errors import ReservationRefused, ServingError, TicketExpired, TransferCorrupt, WorkerLost
 from core.handoff import HandoffTicket
 from core.ids import Epoch, RequestId, Role, TicketId, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.kv_layout import KVLayout
 from kv_transfer.loopback import LoopbackDirectory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
-from kv_transfer.transport import CommitClaim, CommitReceipt, Fence, PushStream, Transport
+from kv_transfer.transport import (
+    Carriage,
+    CommitClaim,
+    CommitReceipt,
+    Fence,
+    PushStream,
+    Room,
+    Transport,
+    WriteCheck,
+)
 
 # a busy machine is no failure
 quick = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -111,13 +120,23 @@ class ByteStore:
         self.blocks_read += block_ids
         return memoryview(b"".join([self.block(block_id) for block_id in block_ids]))
 
-    def write_blocks(self, block_ids: Sequence[int], payload: memoryview | bytes) -> None:
+    def read_blocks_into(self, block_ids: Sequence[int], target: memoryview) -> None:
+        target[:] = self.read_blocks(block_ids)
+
+    def write_blocks(
+        self,
+        block_ids: Sequence[int],
+        payload: memoryview | bytes,
+        observe: Callable[[memoryview], object] | None = None,
+    ) -> None:
         size = self._layout.block_bytes
         assert len(payload) == len(block_ids) * size
         for position, block_id in enumerate(block_ids):
             self.data[block_id * size : (block_id + 1) * size] = payload[
                 position * size : (position + 1) * size
             ]
+            if observe is not None:
+                observe(memoryview(self.block(block_id)))
 
     def block(self, block_id: int) -> bytes:
         size = self._layout.block_bytes
@@ -154,12 +173,21 @@ class StorePort:
         return self.held
 
     async def write(
-        self, ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview
+        self,
+        ticket_id: TicketId,
+        first_index: int,
+        num_blocks: int,
+        payload: memoryview,
+        check: WriteCheck | None,
     ) -> None:
         await self.gate.wait()
         table = self._table(ticket_id)
         self.writes.append((ticket_id, first_index, num_blocks))
-        self.store.write_blocks(table[first_index : first_index + num_blocks], payload)
+        block_ids = table[first_index : first_index + num_blocks]
+        self.store.write_blocks(block_ids, payload, None if check is None else check.observe)
+        if check is not None and not check.is_right:
+            self.expire(ticket_id)
+            raise TransferCorrupt("what arrived does not match its checksum", ticket_id=ticket_id)
 
     async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
         await self.gate.wait()
@@ -235,6 +263,7 @@ class TroubledTransport:
     """A transport in which a test can break things; else the wrapped one."""
 
     name = "troubled"
+    carriage = Carriage()
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner
@@ -293,6 +322,9 @@ class _TroubledPush:
         self._inner = inner
         self._left = transport.max_frames_a_stream
         self._broken = asyncio.Event()
+
+    async def room(self, ticket_id: TicketId, num_bytes: int) -> Room | None:
+        return await self._inner.room(ticket_id, num_bytes)
 
     async def send(self, frame: bytes) -> None:
         await self._transport._pass()

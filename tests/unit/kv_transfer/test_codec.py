@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from core.errors import ReservationRefused, TransferCorrupt
 from core.ids import Epoch, TicketId
-from kv_transfer.codec import HEADER_BYTES, Ack, decode_ack, decode_frame, encode_ack, encode_frame
-from kv_transfer.transport import Fence
+from kv_transfer.codec import (
+    HEADER_BYTES,
+    Ack,
+    decode_ack,
+    decode_frame,
+    encode_ack,
+    encode_frame,
+    encode_staged_frame,
+)
+from kv_transfer.transport import Fence, Place
 from tests.unit.kv_transfer.doubles import quick
 
 BLOCK_BYTES = 32
@@ -72,6 +80,53 @@ def test_a_shortened_frame_is_noticed(payload: bytes, draw: st.DataObject) -> No
     data = encode_frame(FENCE, 3, len(payload) // BLOCK_BYTES, payload)[0]
     with pytest.raises(TransferCorrupt):
         decode_frame(data[: draw.draw(st.integers(0, len(data) - 1))]).verify(BLOCK_BYTES)
+
+
+@quick
+@given(fences, st.integers(0, 2**32 - 1), payloads, st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_a_staged_frame_names_the_place_of_its_payload_and_only_the_right_copy_passes_its_check(
+    fence: Fence, first_index: int, payload: bytes, staging_id: int, offset: int
+) -> None:
+    num_blocks, place = len(payload) // BLOCK_BYTES, Place(staging_id, offset)
+    data, checksum = encode_staged_frame(fence, first_index, num_blocks, memoryview(payload), place)
+    frame = decode_frame(data)
+    frame.verify(BLOCK_BYTES)
+    assert (frame.fence, frame.first_index, frame.num_blocks) == (fence, first_index, num_blocks)
+    assert (frame.num_bytes, frame.checksum, frame.place) == (len(payload), checksum, place)
+    assert encode_frame(fence, first_index, num_blocks, payload)[1] == checksum, "the same bytes either way"
+    for pieces, is_right in (
+        ([payload[:7], payload[7:]], True),
+        ([payload[:7]], False),
+        ([], False),
+        ([payload, payload[:1]], False),
+        ([bytes([payload[0] ^ 1]), payload[1:]], False),
+    ):
+        check = frame.check()
+        for piece in pieces:
+            check.observe(memoryview(piece))
+        assert check.is_right is is_right
+
+
+def test_a_staged_frame_is_laid_out_as_the_proto_file_says() -> None:
+    data, _ = encode_staged_frame(FENCE, 5, 2, memoryview(bytes(64)), Place(0x55, 0x66))
+    assert len(data) == 96
+    assert struct.unpack_from("<HH", data, 4) == (72, 1)
+    assert struct.unpack_from("<QQ", data, 72) == (0x55, 0x66)
+    seed = struct.unpack_from("<Q", data, 64)[0]
+    assert struct.unpack_from("<Q", data, 88) == (xxhash.xxh3_64_intdigest(data[72:88], seed),)
+
+
+@quick
+@given(payloads, st.data())
+def test_any_changed_byte_of_a_staged_frame_is_noticed(payload: bytes, draw: st.DataObject) -> None:
+    num_blocks = len(payload) // BLOCK_BYTES
+    data = bytearray(encode_staged_frame(FENCE, 3, num_blocks, memoryview(payload), Place(7, 4096))[0])
+    position = draw.draw(st.integers(0, len(data) - 1))
+    data[position] ^= draw.draw(st.integers(1, 255))
+    with pytest.raises(TransferCorrupt):
+        decode_frame(bytes(data)).verify(BLOCK_BYTES)
+    with pytest.raises(TransferCorrupt):
+        decode_frame(bytes(data[:position])).verify(BLOCK_BYTES)
 
 
 @quick

@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 
 from core.clock import Deadline
 from core.errors import TransferTimeout, WorkerLost
-from core.ids import TicketId
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
 from kv_transfer.transport import Fence
@@ -79,7 +78,7 @@ async def test_a_worker_that_leaves_in_mid_push_ends_the_session_after_the_bound
 async def test_a_bug_in_the_port_ends_the_session_and_is_not_swallowed() -> None:
     end, store = DecodeEnd(), ByteStore(64, seed=5)
 
-    async def broken(ticket_id: TicketId, first_index: int, num_blocks: int, payload: memoryview) -> None:
+    async def broken(*_: object) -> None:
         raise KeyError("a bug")
 
     end.port.write = broken  # type: ignore[method-assign]

@@ -40,6 +40,43 @@ def test_blocks_survive_the_way_into_another_pool_bit_for_bit(dtype: str, offset
     assert not target.tensor[:, :, others].any()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_read_into_foreign_memory_are_the_payload_and_nothing_beside_it_changes(dtype: str) -> None:
+    pool = filled(dtype)
+    size = 3 * pool.layout.block_bytes
+    memory = bytearray(b"\xaa" * (size + 7))
+    pool.read_blocks_into([5, 0, 2], memoryview(memory)[3 : 3 + size])
+    assert memory[3 : 3 + size] == pool.read_blocks([5, 0, 2])
+    assert memory[:3] == b"\xaa" * 3
+    assert memory[3 + size :] == b"\xaa" * 4
+    with pytest.raises(ValueError):
+        pool.read_blocks_into([1], memoryview(memory)[:5])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_observer_sees_what_the_blocks_hold_in_the_payloads_order(dtype: str) -> None:
+    source, target = filled(dtype), KVPool(layout(dtype), 9)
+    payload = bytes(source.read_blocks([5, 0]))
+    seen = bytearray()
+    target.write_blocks([7, 2], payload, seen.extend)
+    assert seen == payload == target.read_blocks([7, 2])
+
+
+def test_an_observer_sees_the_copy_and_not_a_payload_that_changes_meanwhile() -> None:
+    source, target = filled(), KVPool(layout(), 9)
+    payload = bytearray(source.read_blocks([5, 0]))
+    other = payload[-1] ^ 0xFF
+    seen = bytearray()
+
+    def observe(piece: memoryview) -> None:
+        seen.extend(piece)
+        payload[-1] = other  # the last block is copied after the first was observed
+
+    target.write_blocks([7, 2], payload, observe)
+    assert seen == target.read_blocks([7, 2])
+    assert seen != source.read_blocks([5, 0]), "the change was not seen"
+
+
 def test_what_was_read_does_not_change_with_the_pool() -> None:
     pool = filled()
     payload = pool.read_blocks([3])
