@@ -20,7 +20,8 @@ class EngineConfig:
     `model` is the bundled model's name, a checkpoint folder, or the name of a repository on the Hugging Face
     hub. KV blocks of `block_size` tokens: `num_kv_blocks` of them, or as many as fit `kv_cache_bytes` if that
     is 0. `max_context` caps prompt and output of a sequence; 0 means what the model was made for, and a
-    longer one than that is refused. `threads` for arithmetic; 0 means one per usable core.
+    longer one than that is refused. `threads` for arithmetic; 0 means one per usable core, shared with the
+    other workers of this host that compute at the same time.
 
     `cpu_kernels`: `native` operators, compiled at the first start, keep weights in the checkpoint's own
     precision and are several times as fast as `torch`; `auto` takes them where there is a compiler and a

@@ -7,7 +7,8 @@ share one LoadedModel.
 
 from __future__ import annotations
 
-import os
+import logging
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
@@ -18,6 +19,7 @@ from core.request import Request, SamplingParams, TokenLogprob
 from engine.attention import AttentionBackend, TorchPagedAttention
 from engine.batch import Batch, build_batch
 from engine.config import EngineConfig
+from engine.cores import CoreShare, usable_cores
 from engine.kv.allocator import BlockAllocator
 from engine.kv.cache import KVCache
 from engine.kv.pool import KVPool
@@ -31,6 +33,8 @@ from engine.step import SampledToken, ScheduledSequence, StepOutput, StepPlan
 # The head is applied to at most this many rows of prompt log-probabilities at a time: with a vocabulary of
 # 150,000, 64 rows are 40 MB of logits.
 _MAX_PROMPT_ROWS = 64
+
+_log = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -57,6 +61,7 @@ class ModelRunner:
         self._device = loaded.device
         self._attention = _attention_backend(loaded, pool)
         self._sampler = Sampler()
+        self._cores = _core_share(config, loaded)
 
     @classmethod
     def load(cls, config: EngineConfig, progress: Progress | None = None) -> ModelRunner:
@@ -64,9 +69,18 @@ class ModelRunner:
         use_threads(config.threads)
         return cls(load_model(config, progress), config)
 
-    @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute a step. Raises StepFailed when logits are not finite; then nothing of the step counts."""
+        with self._core_part() as num_threads:
+            if num_threads and num_threads != torch.get_num_threads():
+                torch.set_num_threads(num_threads)
+            return self._run(plan)
+
+    def _core_part(self) -> AbstractContextManager[int]:
+        return nullcontext(0) if self._cores is None else self._cores.step()
+
+    @torch.inference_mode()
+    def _run(self, plan: StepPlan) -> StepOutput:
         self.cache.pool.copy_blocks(plan.copies)
         if not plan.scheduled:
             return StepOutput(())
@@ -150,7 +164,20 @@ def use_threads(num_threads: int) -> None:
 
     Said explicitly, because Ray's processes start with OMP_NUM_THREADS=1.
     """
-    torch.set_num_threads(num_threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(num_threads or usable_cores())
+
+
+def _core_share(config: EngineConfig, loaded: LoadedModel) -> CoreShare | None:
+    """None where the number of threads is given, or could change a result: only the native operators give
+    the same bits with any number.
+    """
+    if config.threads or loaded.ops is None:
+        return None
+    try:
+        return CoreShare(usable_cores())
+    except OSError as error:
+        _log.warning("the workers of this host do not share their cores: %s", error)
+        return None
 
 
 def _attention_backend(loaded: LoadedModel, pool: KVPool) -> AttentionBackend:

@@ -1,0 +1,133 @@
+"""Cores: how many threads a step may use, shared fairly by the workers of one host.
+
+Two workers that both take all cores make each other wait at every barrier of every operator: a decode step
+beside a prefill then takes many times as long as on half of the cores. So each worker says in a small mapped
+file whether it computes at present, and at its next step takes its part of the cores. Owns that file, which
+is removed with its worker; a killed worker's is removed by whoever finds it. Used on the step thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import mmap
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_SIZE = 16  # two words: whether a step runs, and when the last one ended (CLOCK_MONOTONIC, nanoseconds)
+_IS_STEPPING, _ENDED_AT = 0, 1
+_LINGER_NS = 20_000_000  # the gap between two steps of a busy worker is shorter
+_LOOK_PERIOD_NS = 200_000_000  # how often the folder is read for workers that came or went
+
+
+class CoreShare:
+    """One worker's part of `num_cores`; workers that use the same `folder` share them.
+
+    Raises OSError if the folder cannot be used, or is not this user's alone.
+    """
+
+    def __init__(self, num_cores: int, folder: Path | None = None) -> None:
+        self._num_cores = num_cores
+        self._folder = folder or Path(tempfile.gettempdir()) / f"baton-cores-{os.getuid()}"
+        _own(self._folder)
+        descriptor, name = tempfile.mkstemp(prefix=f"{os.getpid()}-", dir=self._folder)
+        self._path = Path(name)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held until the process ends, however it does
+        os.ftruncate(descriptor, _SIZE)
+        self._words = mmap.mmap(descriptor, _SIZE)
+        self._own = memoryview(self._words).cast("Q")
+        self._others: dict[str, memoryview] = {}
+        self._looked_at = -_LOOK_PERIOD_NS
+        self._close = weakref.finalize(self, _remove, self._path, descriptor)
+
+    @contextmanager
+    def step(self) -> Iterator[int]:
+        """While the body runs this worker counts as computing; gives the number of threads to use."""
+        self._own[_IS_STEPPING] = 1
+        try:
+            yield self._num_threads(time.monotonic_ns())
+        finally:
+            self._own[_ENDED_AT] = time.monotonic_ns()
+            self._own[_IS_STEPPING] = 0
+
+    def close(self) -> None:
+        """Leave. Safe to call twice; also happens when this object or the process ends."""
+        self._close()
+
+    def _num_threads(self, now: int) -> int:
+        if now - self._looked_at >= _LOOK_PERIOD_NS:
+            self._looked_at = now
+            self._look()
+        busy = [
+            name
+            for name, words in self._others.items()
+            if words[_IS_STEPPING] or now - words[_ENDED_AT] < _LINGER_NS
+        ]
+        if not busy:
+            return self._num_cores
+        part, rest = divmod(self._num_cores, len(busy) + 1)
+        rank = sum(name < self._path.name for name in busy)
+        return max(1, part + (rank < rest))
+
+    def _look(self) -> None:
+        """Find who came, and clear away what the dead have left."""
+        found = {}
+        for entry in os.scandir(self._folder):
+            if entry.name == self._path.name:
+                continue
+            with contextlib.suppress(OSError, ValueError):  # it left meanwhile, or has not quite come
+                descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    if _is_abandoned(descriptor):
+                        os.unlink(entry.path)
+                        continue
+                    found[entry.name] = self._others.get(entry.name) or _words(descriptor)
+                finally:
+                    os.close(descriptor)
+        self._others = found
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, or less by the quota of its control group (v2)."""
+    num_cores = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        if quota != "max":
+            num_cores = min(num_cores, max(1, math.ceil(int(quota) / int(period))))
+    return num_cores
+
+
+def _own(folder: Path) -> None:
+    """The folder exists, and nobody else can write to it."""
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not folder.is_dir():
+        raise PermissionError(f"{folder} is not this user's alone")
+
+
+def _words(descriptor: int) -> memoryview:
+    return memoryview(mmap.mmap(descriptor, _SIZE, prot=mmap.PROT_READ)).cast("Q")
+
+
+def _is_abandoned(descriptor: int) -> bool:
+    """Whether its owner has ended: only a living one holds the lock. One that is just being made is empty."""
+    if os.fstat(descriptor).st_size < _SIZE:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _remove(path: Path, descriptor: int) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        path.unlink()
+    os.close(descriptor)

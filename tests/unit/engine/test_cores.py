@@ -1,0 +1,100 @@
+"""Workers of one host share its cores by who computes at present."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from engine import cores
+from engine.cores import CoreShare, usable_cores
+
+
+@pytest.fixture(autouse=True)
+def always_looking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "_LOOK_PERIOD_NS", 0)
+
+
+def parts(*shares: CoreShare) -> list[int]:
+    """The threads that each would use, if all computed at the same time; the first looks again at last."""
+    with ExitStack() as stack:
+        for share in shares:
+            stack.enter_context(share.step())
+        # entered one after the other, the first have not seen the last
+        return [share._num_threads(time.monotonic_ns()) for share in shares]
+
+
+def test_a_worker_that_computes_alone_takes_all_cores(tmp_path: Path) -> None:
+    one, other = CoreShare(4, tmp_path / "c"), CoreShare(4, tmp_path / "c")
+    with one.step() as num_threads:
+        assert num_threads == 4
+    assert parts(other) == [2], "the first has just ended a step: its next may follow"
+
+
+def test_idle_workers_take_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = CoreShare(4, tmp_path / "c"), CoreShare(4, tmp_path / "c")
+    with one.step():
+        pass
+    monkeypatch.setattr(cores, "_LINGER_NS", 0)
+    with other.step() as num_threads:
+        assert num_threads == 4
+
+
+@pytest.mark.parametrize(("num_cores", "num_workers"), [(2, 2), (8, 3), (5, 2), (2, 3), (1, 2)])
+def test_all_cores_are_given_out_and_everyone_has_one(
+    tmp_path: Path, num_cores: int, num_workers: int
+) -> None:
+    found = parts(*(CoreShare(num_cores, tmp_path / "c") for _ in range(num_workers)))
+    assert sum(found) == max(num_cores, num_workers)
+    assert max(found) - min(found) <= 1
+
+
+def test_a_worker_that_leaves_or_is_collected_gives_its_part_back(tmp_path: Path) -> None:
+    one, other, third = (CoreShare(6, tmp_path / "c") for _ in range(3))
+    assert parts(one, other, third) == [2, 2, 2]
+    third.close()
+    third.close()
+    assert parts(one, other) == [3, 3]
+    del other
+    with one.step() as num_threads:
+        assert num_threads == 6
+    assert len(list((tmp_path / "c").iterdir())) == 1
+
+
+def test_a_worker_killed_in_the_middle_of_a_step_is_cleared_away(tmp_path: Path) -> None:
+    folder = tmp_path / "c"
+    code = (
+        "import pathlib, sys, time; from engine.cores import CoreShare\n"
+        "share = CoreShare(2, pathlib.Path(sys.argv[1]))\n"
+        "with share.step():\n    print('in', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"in\n"
+        share = CoreShare(2, folder)
+        assert parts(share) == [1]
+    finally:
+        child.kill()
+        child.communicate()
+    assert parts(share) == [2]
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c").chmod(0o777)
+    with pytest.raises(PermissionError):
+        CoreShare(2, tmp_path / "c")
+    (tmp_path / "d").symlink_to(tmp_path)
+    with pytest.raises(PermissionError):
+        CoreShare(2, tmp_path / "d")
+
+
+def test_usable_cores_are_those_of_the_affinity_at_most() -> None:
+    assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
