@@ -24,7 +24,7 @@ import orjson
 
 from benchmarks.load import placements, run, run_batch
 from benchmarks.measures import NoOverlap, shares
-from benchmarks.report import Results, configuration, table
+from benchmarks.report import Results, configuration, machine, table
 from benchmarks.servers import ServerSpec, StartFailed, command_line, load_specs, running, version_of
 from benchmarks.streaming import BrokenStream, Endpoint
 from benchmarks.workloads import Prompts, Workload, make_workload, warm_up
@@ -143,6 +143,7 @@ def main() -> int:
     results = [Results(spec, version_of(spec)) for spec in specs]
     prompts = Prompts(options.tokenizer / "tokenizer.json")
     settings = {
+        **machine(),
         "load average before": f"{os.getloadavg()[0]:.2f}",
         "repeats × runs": f"{options.repeats} × {options.runs}",
     }

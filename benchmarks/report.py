@@ -109,9 +109,8 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def configuration(results: Sequence[Results], settings: Mapping[str, object]) -> str:
-    """Everything that the table depends on, as a markdown list."""
-    facts: dict[str, object] = {**machine(), **settings}
-    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    """Everything that the table depends on, as a markdown list; `settings` are what all servers share."""
+    lines = [f"- {name}: {value}" for name, value in settings.items()]
     for result in results:
         version = f" ({result.version})" if result.version else ""
         lines.append(f"- **{result.spec.name}**{version}")
@@ -127,7 +126,7 @@ def configuration(results: Sequence[Results], settings: Mapping[str, object]) ->
 
 
 def machine() -> dict[str, str]:
-    """The processor, its vector units, cores, memory, and the software under all servers."""
+    """The processor, its vector units, cores, memory, the software under all servers, and this commit."""
     wanted = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile")
     model, flags = "unknown", frozenset[str]()
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.measures import Summary
-from benchmarks.report import Results, configuration, table
+from benchmarks.report import Results, configuration, machine, table
 from benchmarks.servers import ServerSpec
 from benchmarks.workloads import Workload
 
@@ -74,4 +74,4 @@ def test_a_server_has_rows_of_its_own_workloads_only() -> None:
 def test_the_configuration_is_kept(wanted: str) -> None:
     ours = Results(ServerSpec("ours", "ours serve", environment=("OMP=2",)))
     ours.commands = ["ours serve --port 1"]
-    assert wanted in configuration([ours], {"repeats": 3})
+    assert wanted in configuration([ours], {**machine(), "repeats": 3})
