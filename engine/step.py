@@ -8,7 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from core.request import TokenLogprob
+from engine.sampling.sampled import SampledToken
 from engine.sequence import Sequence
+
+__all__ = ["SampledToken", "ScheduledSequence", "StepOutput", "StepPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +46,6 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(item.num_scheduled_tokens for item in self.scheduled)
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One sampled token; `logprob` only if the request asked for logprobs.
-
-    `gap` is the top-two gap of the perturbed scores (greedy: logits), the measure of a near tie.
-    """
-
-    sample_index: int
-    token_id: int
-    logprob: TokenLogprob | None
-    gap: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,18 @@ noise and reported log-probabilities. Keeps no state between calls. Used on the 
 
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.row import SamplingRow, row_of
+from engine.sampling.sampled import SampledColumns, SampledToken
 from engine.sampling.sampler import Sampler
+from engine.sampling.settings import SamplingColumns, columns_of, join_columns
 
-__all__ = ["Sampler", "SamplingRow", "row_of", "token_logprobs"]
+__all__ = [
+    "SampledColumns",
+    "SampledToken",
+    "Sampler",
+    "SamplingColumns",
+    "SamplingRow",
+    "columns_of",
+    "join_columns",
+    "row_of",
+    "token_logprobs",
+]

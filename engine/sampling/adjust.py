@@ -6,7 +6,7 @@ calls, the history is counted anew from the token ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -39,17 +39,17 @@ class _Entries:
         return indexes.to(device), values.to(device)
 
 
-def adjust(logits: torch.Tensor, rows: Sequence[SamplingRow]) -> None:
-    """Apply to contiguous float32 logits `[num_rows, vocab]`, in place and in this order: bias, repetition
-    penalty (tokens of prompt and output), presence and frequency penalty (tokens of the output), mask of
-    end-of-sequence and stop ids while fewer than `min_tokens` tokens are out.
+def adjust(logits: torch.Tensor, rows: Mapping[int, SamplingRow]) -> None:
+    """Apply to `rows` of contiguous float32 logits `[num_rows, vocab]`, in place and in this order: bias,
+    repetition penalty (tokens of prompt and output), presence and frequency penalty (tokens of the output),
+    mask of end-of-sequence and stop ids while fewer than `min_tokens` tokens are out.
 
     Repetition divides a positive logit and multiplies a negative one (Keskar et al., CTRL, 2019); presence
     and frequency subtract `presence + frequency * count` as the OpenAI API defines them.
     """
     vocab_size = logits.shape[-1]
     bias, repetition, repeated, masked = (_Entries(vocab_size) for _ in range(4))
-    for index, row in enumerate(rows):
+    for index, row in rows.items():
         _collect(index, row, vocab_size, bias, repetition, repeated, masked)
     flat = logits.view(-1)
     if (entries := bias.on(logits.device)) is not None:

@@ -1,18 +1,20 @@
 """Top-k, top-p and min-p: which tokens may be drawn, and how near each was to the other side.
 
 Works on scaled logits x whose row maximum is 0, so that a probability ratio to the best token is exp(x).
+`settings` are the rows' records of SETTINGS.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from core.request import SamplingParams
 from engine.sampling.ranking import top_ids
+from engine.sampling.settings import Ints, Records
 
 _NUCLEUS_GUESS = 512  # enough for nearly all nuclei, and still below what topk does with a heap
 _MARGIN_TOKENS = 8  # candidates listed behind a top-k cut, to see how near they were
@@ -44,28 +46,27 @@ class Candidates:
     cut: Cut | None
 
 
-def unsorted_candidates(x: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
+def unsorted_candidates(x: torch.Tensor, settings: Records) -> Candidates:
     """All tokens of `[num_rows, vocab]`, filtered by min-p alone."""
     ids = torch.arange(x.shape[-1], device=x.device).expand_as(x)
-    if all(item.min_p == 0.0 for item in params):
+    if np.all(np.isneginf(settings["log_min_p"])):
         return Candidates(ids, x, None)
-    is_kept, margin = _min_p(x, params)
+    is_kept, margin = _min_p(x, settings)
     floor = torch.full((x.shape[0],), math.inf, device=x.device)
     return Candidates(ids, x, Cut(is_kept, margin, floor))
 
 
-def num_listed(params: SamplingParams, vocab_size: int) -> int:
-    """How many best tokens to list at first; 0 if no filter needs an order. Depends on this row's parameters
-    only.
+def num_listed(settings: Records, vocab_size: int) -> Ints:
+    """How many best tokens to list at first, for each row; 0 if no filter needs an order. Depends on the
+    row's parameters only.
     """
-    if 0 < params.top_k < vocab_size:
-        return min(vocab_size, params.top_k + _MARGIN_TOKENS)
-    return min(vocab_size, _NUCLEUS_GUESS) if params.top_p < 1.0 else 0
+    top_k = settings["top_k"]
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    nucleus = np.where(settings["top_p"] < 1.0, min(vocab_size, _NUCLEUS_GUESS), 0)
+    return np.where(has_top_k, np.minimum(vocab_size, top_k + _MARGIN_TOKENS), nucleus)
 
 
-def sorted_candidates(
-    x: torch.Tensor, params: Sequence[SamplingParams], num: int
-) -> tuple[Candidates, torch.Tensor]:
+def sorted_candidates(x: torch.Tensor, settings: Records, num: int) -> tuple[Candidates, torch.Tensor]:
     """The `num` best tokens of `[num_rows, vocab]` in order, filtered by top-k, top-p and min-p in this
     order.
 
@@ -77,9 +78,9 @@ def sorted_candidates(
     ids = top_ids(x, num)
     values = x.gather(-1, ids)
     rank = torch.arange(num, device=x.device)[None, :]  # [1, num]
-    in_k, margin_k = _top_k(values, rank, params, vocab_size)
-    in_p, margin_p, is_open = _top_p(x, values, in_k, params)
-    in_m, margin_m = _min_p(values, params)
+    in_k, margin_k = _top_k(values, rank, settings, vocab_size)
+    in_p, margin_p, is_open = _top_p(x, values, in_k, settings)
+    in_m, margin_m = _min_p(values, settings)
     is_kept = in_k & in_p & in_m
     margin = torch.where(
         is_kept,
@@ -94,10 +95,11 @@ def sorted_candidates(
 
 
 def _top_k(
-    values: torch.Tensor, rank: torch.Tensor, params: Sequence[SamplingParams], vocab_size: int
+    values: torch.Tensor, rank: torch.Tensor, settings: Records, vocab_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    limits = [item.top_k if 0 < item.top_k < vocab_size else vocab_size for item in params]
-    in_k = rank < torch.tensor(limits, device=values.device)[:, None]
+    top_k = settings["top_k"]
+    limits = np.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
+    in_k = rank < torch.from_numpy(limits).to(values.device)[:, None]
     return in_k, _border_gap(values, in_k)
 
 
@@ -114,9 +116,10 @@ def _border_gap(values: torch.Tensor, is_in: torch.Tensor) -> torch.Tensor:
 
 
 def _top_p(
-    x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor, params: Sequence[SamplingParams]
+    x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor, settings: Records
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    p = _column([item.top_p if item.top_p < 1.0 else math.inf for item in params], x.device)
+    top_p = settings["top_p"]
+    p = column(np.where(top_p < 1.0, top_p, math.inf), x.device)
     mass = _mass_before(x, values, in_k)  # [num_rows, num + 1]
     before = mass[:, :-1]
     before[:, 0] = -math.inf  # the best token is always in
@@ -137,9 +140,8 @@ def _mass_before(x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor) -> t
     return torch.cat([torch.zeros_like(mass[:, :1]), mass], dim=-1)
 
 
-def _min_p(values: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
-    logs = [math.log(item.min_p) if item.min_p > 0.0 else -math.inf for item in params]
-    threshold = _column(logs, values.device)
+def _min_p(values: torch.Tensor, settings: Records) -> tuple[torch.Tensor, torch.Tensor]:
+    threshold = column(settings["log_min_p"], values.device)
     is_best = values == 0.0
     second = values.masked_fill(is_best, -math.inf).amax(-1, keepdim=True)
     lead = torch.where(is_best.sum(-1, keepdim=True) > 1, 0.0, -second)
@@ -148,5 +150,6 @@ def _min_p(values: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torc
     return values >= threshold, torch.where(threshold == -math.inf, math.inf, margin)
 
 
-def _column(values: Sequence[float], device: torch.device) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=device)[:, None]
+def column(values: NDArray[np.float64], device: torch.device) -> torch.Tensor:
+    """As float32 `[num_rows, 1]`."""
+    return torch.from_numpy(values.astype(np.float32)).to(device)[:, None]

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
@@ -28,13 +30,29 @@ _STARTS = (0x243F6A88, 0x85A308D3)
 
 def row_key(seed: int, sample_index: int, position: int) -> tuple[int, int]:
     """(k0, k1) of one row, unsigned 32-bit."""
-    words = (seed & _MASK, (seed >> 32) & _MASK, sample_index & _MASK, position & _MASK)
-    keys = []
-    for key in _STARTS:
-        for word in words:
-            key = _mix(((key + _STEP) & _MASK) ^ word)
-        keys.append(key)
-    return keys[0], keys[1]
+    k0, k1 = sample_key(seed, sample_index)
+    return _absorb(k0, position), _absorb(k1, position)
+
+
+def sample_key(seed: int, sample_index: int) -> tuple[int, int]:
+    """The part of a row's key that is the same for all tokens of a sample."""
+    k0, k1 = _STARTS
+    for word in (seed, seed >> 32, sample_index):
+        k0, k1 = _absorb(k0, word), _absorb(k1, word)
+    return k0, k1
+
+
+def row_keys(
+    sample_keys: NDArray[np.uint32], positions: NDArray[np.int64], device: torch.device
+) -> torch.Tensor:
+    """Row keys from those of their samples (`[num_rows, 2]`), as they are used on a device: int32
+    `[num_rows, 2]`.
+    """
+    x = (sample_keys + np.uint32(_STEP)) ^ positions.astype(np.uint32)[:, None]  # wraps modulo 2^32
+    for shift, multiplier in zip(_SHIFTS[:3], _MULTIPLIERS, strict=True):
+        x = (x ^ (x >> np.uint32(shift))) * np.uint32(multiplier)
+    x ^= x >> np.uint32(_SHIFTS[3])
+    return torch.from_numpy(x.view(np.int32)).to(device)
 
 
 def key_tensor(keys: Sequence[tuple[int, int]], device: torch.device) -> torch.Tensor:
@@ -64,6 +82,10 @@ def log_exponential(token_ids: torch.Tensor, keys: torch.Tensor) -> torch.Tensor
     # read as a signed number, the bits of h are (h ^ 80000000) - 2^31
     u = token_hash(token_ids, keys).to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
     return u.neg_().log1p_().neg_().log_().to(torch.float32)
+
+
+def _absorb(key: int, word: int) -> int:
+    return _mix(((key + _STEP) & _MASK) ^ (word & _MASK))
 
 
 def _mix(x: int) -> int:

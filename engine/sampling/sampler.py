@@ -10,16 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from core.errors import StepFailed
-from core.request import SamplingParams, TokenLogprob
+from core.request import TokenLogprob
 from engine.sampling.adjust import adjust
-from engine.sampling.filters import Candidates, num_listed, sorted_candidates, unsorted_candidates
+from engine.sampling.filters import Candidates, column, num_listed, sorted_candidates, unsorted_candidates
 from engine.sampling.logprobs import token_logprobs
-from engine.sampling.noise import key_tensor, log_exponential, row_key
+from engine.sampling.noise import log_exponential, row_keys
 from engine.sampling.row import SamplingRow
-from engine.step import SampledToken
+from engine.sampling.sampled import SampledColumns, SampledToken
+from engine.sampling.settings import Ints, Records, SamplingColumns, columns_of
+
+Floats = NDArray[np.float64]
 
 _GREEDY, _UNSORTED = -1, 0  # kinds of work; a positive kind is the number of candidates to list
 _MIN_TEMPERATURE = 1e-30  # still a normal float32
@@ -36,8 +41,13 @@ class Sampler:
     def __init__(self, tile_rows: int | None = None) -> None:
         self._tile_rows = tile_rows
 
-    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, rows: Sequence[SamplingRow]) -> list[SampledToken]:
+        """`draw` for rows given one by one."""
+        drawn = self.draw(logits, columns_of(rows))
+        return [drawn.token(index, row.sample_index) for index, row in enumerate(rows)]
+
+    @torch.inference_mode()
+    def draw(self, logits: torch.Tensor, columns: SamplingColumns) -> SampledColumns:
         """One token for each row of float32 logits `[num_rows, vocab]`, which are left as they are.
 
         A `gap` is the least change of logits that could have led to another token, as far as near ties are
@@ -46,57 +56,51 @@ class Sampler:
         the greedy one, which is of logits. Raises StepFailed if a row has a NaN or no finite maximum.
         """
         assert logits.dtype == torch.float32
-        assert logits.shape[0] == len(rows)
-        token_ids, gaps = [0] * len(rows), [0.0] * len(rows)
-        for kind, indexes in self._group(rows, logits).items():
-            for tile in self._tiles(kind, indexes, logits.device):
-                for index, (token_id, gap) in zip(tile, self._run(kind, tile, logits, rows), strict=True):
-                    token_ids[index], gaps[index] = token_id, gap
-        logprobs = self._logprobs(logits, rows, token_ids)
-        return [
-            SampledToken(row.sample_index, token_id, logprob, gap)
-            for row, token_id, logprob, gap in zip(rows, token_ids, logprobs, gaps, strict=True)
-        ]
+        assert logits.shape[0] == len(columns)
+        token_ids, gaps = np.zeros(len(columns), dtype=np.int64), np.zeros(len(columns))
+        is_greedy = columns.settings["temperature"] == 0.0
+        kinds = np.where(is_greedy, _GREEDY, num_listed(columns.settings, logits.shape[-1]))
+        for kind in np.unique(kinds).tolist():
+            for tile in self._tiles(kind, np.flatnonzero(kinds == kind), logits.device):
+                token_ids[tile], gaps[tile] = _run(kind, tile, logits, columns)
+        return SampledColumns(token_ids, gaps, _logprobs(logits, columns, token_ids))
 
-    def _group(self, rows: Sequence[SamplingRow], logits: torch.Tensor) -> dict[int, list[int]]:
-        groups: dict[int, list[int]] = {}
-        for index, row in enumerate(rows):
-            kind = _GREEDY if row.is_greedy else num_listed(row.params, logits.shape[-1])
-            groups.setdefault(kind, []).append(index)
-        return groups
-
-    def _tiles(self, kind: int, indexes: list[int], device: torch.device) -> list[list[int]]:
+    def _tiles(self, kind: int, indexes: Ints, device: torch.device) -> list[Ints]:
         if kind == _GREEDY:  # only comparisons: no neighbour can matter
             return [indexes]
         size = self._tile_rows or (1 if device.type == "cpu" else len(indexes))
         return [indexes[start : start + size] for start in range(0, len(indexes), size)]
 
-    def _run(
-        self, kind: int, tile: list[int], logits: torch.Tensor, rows: Sequence[SamplingRow]
-    ) -> list[tuple[int, float]]:
-        chosen = [rows[index] for index in tile]
-        is_all = len(tile) == len(rows)
-        x = logits if is_all else logits[tile]
-        if any(row.is_adjusted for row in chosen):
-            x = x.clone(memory_format=torch.contiguous_format) if is_all else x
-            adjust(x, chosen)
-        token_ids, gaps, best = _greedy(x) if kind == _GREEDY else _drawn(x, chosen, kind)
-        # one transfer for all; float64 holds ids and float32 exactly
-        columns = torch.stack([token_ids.double(), gaps.double(), best.double()], dim=1).tolist()
-        for index, (_, gap, maximum) in zip(tile, columns, strict=True):
-            if not math.isfinite(maximum) or math.isnan(gap):
-                raise StepFailed("logits are not finite", row=index)
-        return [(int(token_id), gap) for token_id, gap, _ in columns]
 
-    def _logprobs(
-        self, logits: torch.Tensor, rows: Sequence[SamplingRow], token_ids: Sequence[int]
-    ) -> list[TokenLogprob | None]:
-        found: list[TokenLogprob | None] = []
-        for index, row in enumerate(rows):
-            num_top = row.params.logprobs
-            here = slice(index, index + 1)
-            found += [None] if num_top is None else token_logprobs(logits[here], token_ids[here], num_top)
-        return found
+def _run(kind: int, tile: Ints, logits: torch.Tensor, columns: SamplingColumns) -> tuple[Ints, Floats]:
+    """Token ids and gaps of the rows `tile`."""
+    is_all = len(tile) == len(columns)
+    x = logits if is_all else logits[torch.from_numpy(tile).to(logits.device)]
+    if columns.adjusted:
+        places = {int(index): place for place, index in enumerate(tile)}
+        rows = {places[index]: row for index, row in columns.adjusted.items() if index in places}
+        if rows:
+            x = x.clone(memory_format=torch.contiguous_format) if is_all else x
+            adjust(x, rows)
+    chosen = (
+        _greedy(x) if kind == _GREEDY else _drawn(x, columns.settings[tile], columns.positions[tile], kind)
+    )
+    # one transfer for all; float64 holds ids and float32 exactly
+    token_ids, gaps, best = torch.stack([column.double() for column in chosen]).cpu().numpy()
+    is_broken = ~np.isfinite(best) | np.isnan(gaps)
+    if is_broken.any():
+        raise StepFailed("logits are not finite", row=int(tile[is_broken.argmax()]))
+    return token_ids.astype(np.int64), gaps
+
+
+def _logprobs(logits: torch.Tensor, columns: SamplingColumns, token_ids: Ints) -> dict[int, TokenLogprob]:
+    """For the rows that ask for them."""
+    found: dict[int, TokenLogprob] = {}
+    num_logprobs = columns.settings["num_logprobs"]
+    for index in np.flatnonzero(num_logprobs >= 0).tolist():
+        here = slice(index, index + 1)
+        (found[index],) = token_logprobs(logits[here], token_ids[here].tolist(), int(num_logprobs[index]))
+    return found
 
 
 def _greedy(x: torch.Tensor) -> _Chosen:
@@ -111,33 +115,31 @@ def _greedy(x: torch.Tensor) -> _Chosen:
     return token_ids, (best - second)[:, 0], best[:, 0]
 
 
-def _drawn(x: torch.Tensor, rows: Sequence[SamplingRow], kind: int) -> _Chosen:
+def _drawn(x: torch.Tensor, settings: Records, positions: Ints, kind: int) -> _Chosen:
     """A token of each row of `[num_rows, vocab]` by the Gumbel-max trick over what the filters keep."""
     best = x.amax(-1)
-    params = [row.params for row in rows]
-    temperatures = [max(item.temperature, _MIN_TEMPERATURE) for item in params]
-    temperature = torch.tensor(temperatures, dtype=torch.float32, device=x.device)
+    temperature = column(np.maximum(settings["temperature"], _MIN_TEMPERATURE), x.device)
     # shifted first, so that no temperature overflows and the best tokens keep their precision
-    x = (x - best[:, None]) / temperature[:, None]
-    keys = key_tensor([row_key(row.params.seed, row.sample_index, row.position) for row in rows], x.device)
+    x = (x - best[:, None]) / temperature
+    keys = row_keys(settings["key"], positions, x.device)
     if kind == _UNSORTED:
-        token_ids, gaps = _draw(unsorted_candidates(x, params), keys)
+        token_ids, gaps = _draw(unsorted_candidates(x, settings), keys)
     else:
-        token_ids, gaps = _draw_sorted(x, params, keys, kind)
-    return token_ids, gaps * temperature.clamp(max=1.0), best
+        token_ids, gaps = _draw_sorted(x, settings, keys, kind)
+    return token_ids, gaps * temperature[:, 0].clamp(max=1.0), best
 
 
 def _draw_sorted(
-    x: torch.Tensor, params: Sequence[SamplingParams], keys: torch.Tensor, num: int
+    x: torch.Tensor, settings: Records, keys: torch.Tensor, num: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_draw` over the `num` best tokens, over more of them for the rows that need it."""
-    candidates, is_open = sorted_candidates(x, params, num)
+    candidates, is_open = sorted_candidates(x, settings, num)
     token_ids, gaps = _draw(candidates, keys)
     again = is_open.nonzero()[:, 0]
     if len(again):
         wider = min(x.shape[-1], num * _WIDER)
         token_ids[again], gaps[again] = _draw_sorted(
-            x[again], [params[index] for index in again.tolist()], keys[again], wider
+            x[again], settings[again.cpu().numpy()], keys[again], wider
         )
     return token_ids, gaps
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from engine.sampling.noise import key_tensor, log_exponential, row_key, token_hash
+from engine.sampling.noise import key_tensor, log_exponential, row_key, row_keys, sample_key, token_hash
 
 MASK = 0xFFFFFFFF
 CPU = torch.device("cpu")
@@ -150,3 +150,9 @@ def test_log_exponentials_follow_their_distribution() -> None:
     ids = torch.arange(1 << 16, dtype=torch.int32)[None, :]
     variates = log_exponential(ids, key_tensor([row_key(2, 0, 0)], CPU)).double().exp()[0].numpy()
     assert stats.kstest(variates, "expon").pvalue > 1e-3
+
+
+def test_keys_of_many_rows_are_those_of_each_row() -> None:
+    samples = np.array([sample_key(seed, index) for seed, index, _ in PLACES], dtype=np.uint32)
+    positions = np.array([position for _, _, position in PLACES])
+    assert torch.equal(row_keys(samples, positions, CPU), key_tensor([row_key(*p) for p in PLACES], CPU))
