@@ -44,10 +44,12 @@ def test_a_request_completes_although_its_prefill_worker_is_killed(fleet: Fleet,
     (victim,) = on_ray.workers(system, "prefill")
     request = {**body(ids, 8), "stream": False, "stream_options": None}
     with client.open(COMPLETIONS, request) as connection:
+        # blocks travel as they are computed: some have come, most are still to be read
         wait_until(
-            lambda: "" if scrape(client).value(telemetry.ROUTER_REQUESTS) else "not there yet", 10.0, 0.02
+            lambda: "" if rise(before, scrape(client), telemetry.KV_TRANSFER_BYTES) else "no block yet",
+            30.0,
+            0.02,
         )
-        time.sleep(0.2)
         victim.kill()
         response = connection.read_all()
     assert response.status == 200, response.body
@@ -64,15 +66,18 @@ def test_a_request_completes_although_its_prefill_worker_is_killed(fleet: Fleet,
 def test_a_stream_goes_on_with_the_same_tokens_when_its_decode_worker_is_killed(
     fleet: Fleet, system: System, settings: Settings | None
 ) -> None:
-    wait_whole(system)
-    before = scrape(system.client)
-
     def kill_the_one_that_works() -> None:
         on_ray.busiest(on_ray.workers(system, "decode"), 0.2).kill()
 
-    watched = read_stream(system.client, body(PROMPT, NUM_TOKENS, settings), 10, kill_the_one_that_works)
-    check(fleet, PROMPT, watched.answer, NUM_TOKENS, settings, "decode killed")
-    assert rise(before, scrape(system.client), telemetry.RETRIES) >= 1, "it was killed too late to matter"
+    # beside other work on the machine the idle worker may have been the busier one: then once more
+    for _ in range(3):
+        wait_whole(system)
+        before = scrape(system.client)
+        watched = read_stream(system.client, body(PROMPT, NUM_TOKENS, settings), 10, kill_the_one_that_works)
+        check(fleet, PROMPT, watched.answer, NUM_TOKENS, settings, "decode killed")
+        if rise(before, scrape(system.client), telemetry.RETRIES) >= 1:
+            return
+    pytest.fail("no kill has hit the stream")
 
 
 def kill_all_decode(system: System) -> None:

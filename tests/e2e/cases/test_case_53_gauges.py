@@ -14,7 +14,7 @@ from core import telemetry
 from tests.e2e import profiles, prompts
 from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fleet import Fleet
-from tests.e2e.scrape import Scrape, rise, scrape, wait_idle, wait_until
+from tests.e2e.scrape import Scrape, rise, scrape, wait_begun, wait_idle, wait_until
 
 FREED_S = 2.0
 WATCH_S = 10.0
@@ -44,13 +44,10 @@ def endless(fleet: Fleet) -> dict[str, Any]:
     return {"prompt": words, "max_tokens": 300, "ignore_eos": True, "temperature": 0, "stream": True}
 
 
-def is_full(reading: Scrape) -> str:
-    return "" if reading.num_running and reading.num_held_blocks else "nothing runs yet"
-
-
 def check_accounts(before: Scrape, after: Scrape, num_requests: int) -> None:
-    """Each request was started once and ended once, by whatever reason; nothing fell."""
+    """Each request was started once and ended once, most by their clients' leaving; nothing fell."""
     assert rise(before, after, telemetry.REQUESTS_STARTED) == num_requests
+    assert rise(before, after, telemetry.REQUESTS, outcome="aborted") > num_requests / 2
     assert rise(before, after, telemetry.REQUESTS) == num_requests
     old, new = before.counters(), after.counters()
     for key, value in old.items():
@@ -78,7 +75,7 @@ def test_gauges_return_to_zero_when_all_clients_close_at_once(
     before = scrape(client)
     with ExitStack() as stack:
         connections = [stack.enter_context(client.open(COMPLETIONS, endless)) for _ in range(num_clients)]
-        wait_until(lambda: is_full(scrape(client)), 10.0)
+        wait_begun(client, before, num_clients)
         for connection in connections:
             connection.hang_up()
     check_accounts(before, watch_zero(client), num_clients)
@@ -95,7 +92,7 @@ def test_gauges_return_to_zero_when_the_clients_process_is_killed(
     ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == b"sent\n"
-        wait_until(lambda: is_full(scrape(client)), 10.0)
+        wait_begun(client, before, 12)
         program.kill()
     check_accounts(before, watch_zero(client), 12)
 
@@ -135,8 +132,10 @@ def test_the_exposition_is_complete_and_quick_under_two_hundred_streams(
             stack.enter_context(connection)
         wait_until(lambda: "" if scrape(client).num_running > 16 else "too few run", 20.0)
         readings = [scrape(client) for _ in range(5)]
+    times = sorted(reading.seconds for reading in readings)
+    assert times[len(times) // 2] < 1.0, f"/metrics took {times} s"
+    assert times[-1] < 3.0, f"/metrics took {times} s"
     for reading in readings:
-        assert reading.seconds < 1.0, f"/metrics took {reading.seconds:.2f} s"
         for family in reading.families.values():
             if family.name.startswith("baton_"):
                 assert family.documentation, f"{family.name} has no HELP"
