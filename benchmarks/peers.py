@@ -56,7 +56,7 @@ class Comparison:
         tell(f"{spec.name}, repeat {repeat + 1} of {self.repeats}, load average {load:.1f}")
         try:
             async with running(spec, self.logs / f"{spec.name}.log") as endpoint:
-                result.commands.append(shlex.join(command_line(spec, endpoint.port)))
+                tell(shlex.join(command_line(spec, endpoint.port)))
                 batches = [await run_batch(endpoint, batch) for batch in warm_up(self.prompts)]
                 result.sample = batches[0][0].text
                 for workload in self.workloads:

@@ -27,7 +27,6 @@ class Results:
     spec: ServerSpec
     version: str = ""
     sample: str = ""
-    commands: list[str] = field(default_factory=list)
     summaries: dict[Workload, list[Summary]] = field(default_factory=dict)
     plans: dict[Workload, list[Mapping[str, float]]] = field(default_factory=dict)
     failures: dict[Workload | None, list[str]] = field(default_factory=dict)
@@ -109,13 +108,16 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def configuration(results: Sequence[Results], settings: Mapping[str, object]) -> str:
-    """Everything that the table depends on, as a markdown list; `settings` are what all servers share."""
+    """Everything that the table depends on, as a markdown list; `settings` are what all servers share.
+
+    Commands are shown as they are written, without the paths of one machine.
+    """
     lines = [f"- {name}: {value}" for name, value in settings.items()]
     for result in results:
         version = f" ({result.version})" if result.version else ""
         lines.append(f"- **{result.spec.name}**{version}")
         variables = "".join(f"{setting} " for setting in result.spec.environment)
-        lines += [f"  - `{variables}{command}`" for command in dict.fromkeys(result.commands)]
+        lines.append(f"  - `{variables}{result.spec.command.strip()}`")
         lines.append(f"  - greedy sample: {result.sample!r}")
         lines += [
             f"  - FAILED {'at the start' if workload is None else workload.value}: {failure}"

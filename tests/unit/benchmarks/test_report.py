@@ -69,9 +69,8 @@ def test_a_server_has_rows_of_its_own_workloads_only() -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", ["processor", "memory", "commit", "repeats", "ours serve --port 1", "OMP=2"]
+    "wanted", ["processor", "memory", "commit", "repeats", "ours serve --port ${PORT}", "OMP=2"]
 )
 def test_the_configuration_is_kept(wanted: str) -> None:
-    ours = Results(ServerSpec("ours", "ours serve", environment=("OMP=2",)))
-    ours.commands = ["ours serve --port 1"]
+    ours = Results(ServerSpec("ours", "ours serve --port ${PORT}", environment=("OMP=2",)))
     assert wanted in configuration([ours], {**machine(), "repeats": 3})
