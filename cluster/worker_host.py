@@ -18,7 +18,7 @@ from core.clock import MonotonicClock
 from core.errors import WorkerError
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.worker_status import Announcement
-from kv_transfer.grpc_transport import GrpcTransport
+from kv_transfer.shm_transport import connect_as_configured
 
 _SERVER_GRACE_S = 1.0
 
@@ -44,7 +44,8 @@ class WorkerHost:
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
         runner = load_runner(config.engine_of(role))
-        self._worker = build_worker(runner, config, ref, MonotonicClock(), GrpcTransport)
+        connect = connect_as_configured(config.prefill.bridge)
+        self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
         self._herald = herald
         self._announcing: asyncio.Task[None] | None = None
         self._io = IoThread(f"io {worker_id}")

@@ -5,7 +5,9 @@ Values only, no behaviour beyond refusing impossible combinations. Read on the s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from kv_transfer.config import ReceiverConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,8 @@ class DecodeConfig:
     `commit_claim_s`: a committed ticket waits that long for its Generate. `ticket_wait_s`: a Generate waits
     that long for Offer or Commit without seeing a push, then prefills here. `tombstone_s`: how long an
     ended ticket is remembered at least.
+
+    `bridge` is what the worker offers to prefill workers of its host.
 
     `detach_grace_s`: a stream without consumers runs on that long, so that a repeated call can attach.
     `replay_s`: an ended stream can be replayed that long, as long as no more than `max_ended_events` are
@@ -45,6 +49,7 @@ class DecodeConfig:
     stall_s: float = 60.0
     home_pool: str = "decode"
     model: str = ""
+    bridge: ReceiverConfig = field(default_factory=ReceiverConfig)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

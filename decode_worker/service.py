@@ -10,7 +10,11 @@ from protos.service import serve_worker
 
 
 async def serve(worker: DecodeWorker, host: str) -> tuple[grpc.aio.Server, int]:
-    """Serve `worker` and its receiver on a free port of `host`; returns the started server and its port."""
+    """Serve `worker` and its receiver on a free port of `host`; returns the started server and its port.
+
+    Raises InvalidConfig where shared memory is required and cannot be had.
+    """
+    worker.offer_shared_memory()
     return await serve_worker(
         worker, host, add_services=lambda server: add_kv_transfer_servicer(server, worker.receiver)
     )

@@ -32,6 +32,7 @@ from engine.step_thread import StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
+from kv_transfer.shm_acceptor import offer_shared_memory
 from kv_transfer.transport import WriteCheck
 
 _STOP_S = 5.0
@@ -80,6 +81,12 @@ class DecodeWorker:
         self._feed.start(self._io_loop)
         allocator.on_events = self._feed.append
         self._thread.start()
+
+    def offer_shared_memory(self) -> None:
+        """Let prefill processes of this host push through shared memory, as configured. On the running loop;
+        raises InvalidConfig where it is required and cannot be had.
+        """
+        offer_shared_memory(self.receiver, self._config.bridge)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so, finish what runs.

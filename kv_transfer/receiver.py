@@ -68,7 +68,7 @@ class Receiver:
         self._port = port
         self._ref = own_ref
         self._layout = layout
-        self._metrics = metrics
+        self.metrics = metrics
         self._clock = clock if clock is not None else MonotonicClock()
         self._tickets: OrderedDict[TicketId, IncomingTicket] = OrderedDict()
         self._staging: StagingArea | None = None
@@ -77,6 +77,11 @@ class Receiver:
         """Take frames whose payload lies in `staging`, and tell prefill workers of it; closed with this."""
         assert self._staging is None
         self._staging = staging
+
+    @property
+    def epoch(self) -> Epoch:
+        """The worker's incarnation."""
+        return self._ref.epoch
 
     @property
     def staging_address(self) -> StagingAddress | None:
@@ -94,7 +99,7 @@ class Receiver:
         try:
             return await self._offer(ticket, time_left_s, receiver_epoch)
         except ServingError as error:
-            self._metrics.count_failure("receiver", error)
+            self.metrics.count_failure("receiver", error)
             raise
 
     async def push(self, frames: AsyncIterator[bytes], send_ack: SendAck, transport: str) -> None:
@@ -120,7 +125,7 @@ class Receiver:
             # of it
             return await asyncio.shield(entry.committing)
         except ServingError as error:
-            self._metrics.count_failure("receiver", error)
+            self.metrics.count_failure("receiver", error)
             raise
 
     async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None:
@@ -231,7 +236,7 @@ class Receiver:
             if entry.accept(frame):
                 call = self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, payload, check)
                 await self._until_expired(entry, call)
-                self._metrics.count_bytes(transport, entry.note_written(frame.first_index))
+                self.metrics.count_bytes(transport, entry.note_written(frame.first_index))
         except ServingError as error:
             await self._refuse(entry, error)
             return Ack(frame.first_index, frame.num_blocks, error)
@@ -255,7 +260,7 @@ class Receiver:
 
     async def _refuse(self, entry: IncomingTicket | None, error: ServingError) -> None:
         """Count a refused frame; a damaged one ends its ticket."""
-        self._metrics.count_failure("receiver", error)
+        self.metrics.count_failure("receiver", error)
         if isinstance(error, TransferCorrupt) and entry is not None and entry.is_open:
             await self._abort(entry, error)
 
@@ -268,7 +273,7 @@ class Receiver:
             entry, self._port.commit(entry.ticket_id, claim.num_tokens, claim.num_pushed_blocks)
         )
         if entry.first_frame_at is not None:
-            self._metrics.observe_seconds(entry.transport, self._clock.now() - entry.first_frame_at)
+            self.metrics.observe_seconds(entry.transport, self._clock.now() - entry.first_frame_at)
         entry.end(None)
         return receipt
 

@@ -42,3 +42,6 @@ MULTI = Profile("multi", num_decode=3)
 
 PAIR = Profile("pair", {"router.plan": "remote"}, num_decode=2)
 """Two decode workers: one may be killed."""
+
+WIRE = Profile("wire", {"router.plan": "remote", "prefill.bridge.shm": "never"}, num_decode=2)
+"""Like PAIR, with all payloads on the sockets, where they can be counted."""

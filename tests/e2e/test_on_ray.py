@@ -30,7 +30,7 @@ CLIENT_PYTHON = ROOT / ".venv-client" / "bin" / "python"
 
 @pytest.fixture(scope="module")
 def system(fleet: Fleet) -> System:
-    return fleet.system(profiles.PAIR, is_local=False)
+    return fleet.system(profiles.WIRE, is_local=False)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""A prefill and a decode worker joined by gRPC: the split gives what one box gives, and leaves nothing
-behind.
+"""A prefill and a decode worker joined by gRPC, with and without shared memory: the split gives what one box
+gives, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel
 from engine.runner import ModelRunner
-from kv_transfer.grpc_transport import GrpcTransport
+from kv_transfer.config import BridgeConfig, SharedMemory
+from kv_transfer.shm_transport import connect_as_configured
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from tests.integration.decode_worker.conftest import prompt_ids
@@ -39,6 +40,7 @@ class Pair:
     prefill: PrefillWorker
     decode: DecodeWorker
     runners: tuple[ModelRunner, ModelRunner]
+    way: str
 
     async def tokens(self, ids: tuple[int, ...], name: str, cancel_after: int | None = None) -> list[int]:
         """What a router would do: Prefill, then Generate on its ticket."""
@@ -66,8 +68,8 @@ class Pair:
                 await asyncio.sleep(0.01)
 
 
-@pytest.fixture
-async def pair(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Pair]:
+@pytest.fixture(params=["grpc", "shm"])
+async def pair(loaded: LoadedModel, checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     torch.set_num_threads(1)
     engine = EngineConfig(model=str(checkpoint), num_kv_blocks=96, threads=1)
     runners = ModelRunner(loaded, engine), ModelRunner(loaded, engine)
@@ -78,9 +80,11 @@ async def pair(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Pair]:
     server, port = await serve(decode, "127.0.0.1")
     decode.ref = replace(ref, address=f"127.0.0.1:{port}")
     own = WorkerRef(WorkerId("p"), Role.PREFILL, new_epoch(), "")
-    prefill = PrefillWorker(runners[0], PrefillConfig(token_budget=32), own, clock, GrpcTransport)
+    shm = SharedMemory.REQUIRED if request.param == "shm" else SharedMemory.NEVER
+    config = PrefillConfig(token_budget=32, bridge=BridgeConfig(shm=shm))
+    prefill = PrefillWorker(runners[0], config, own, clock, connect_as_configured(config.bridge))
     await prefill.start()
-    yield Pair(prefill, decode, runners)
+    yield Pair(prefill, decode, runners, request.param)
     await prefill.stop()
     await decode.stop()
     await server.stop(1.0)
@@ -104,7 +108,7 @@ async def test_many_prompts_through_both_workers_are_the_references(pair: Pair, 
     await asyncio.gather(*(run(index, 0) for index in order))
     await asyncio.gather(*(run(index, 1) for index in order[-10:]))
     await pair.settle()
-    received = pair.decode.registry.get_sample_value("baton_kv_transfer_bytes_total", {"transport": "grpc"})
+    received = pair.decode.registry.get_sample_value("baton_kv_transfer_bytes_total", {"transport": pair.way})
     assert received is not None
     num_blocks, rest = divmod(received, pair.runners[1].layout.block_bytes)
     assert rest == 0

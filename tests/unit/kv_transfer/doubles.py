@@ -182,6 +182,8 @@ class StorePort:
     ) -> None:
         await self.gate.wait()
         table = self._table(ticket_id)
+        if (ticket_id, first_index, num_blocks) in self.writes:
+            return
         self.writes.append((ticket_id, first_index, num_blocks))
         block_ids = table[first_index : first_index + num_blocks]
         self.store.write_blocks(block_ids, payload, None if check is None else check.observe)
