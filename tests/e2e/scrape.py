@@ -111,5 +111,17 @@ def wait_idle(client: Client, timeout_s: float = SETTLE_S) -> float:
     return wait_until(lambda: scrape(client).why_not_idle(), timeout_s)
 
 
+def wait_begun(client: Client, before: Scrape, num_requests: int) -> None:
+    """Until all requests have come and a token was generated: counts do not pass by unseen, as gauges may."""
+
+    def missing() -> str:
+        after = scrape(client)
+        has_begun = rise(before, after, telemetry.GENERATED_TOKENS) > 0
+        num_started = rise(before, after, telemetry.REQUESTS_STARTED)
+        return "" if has_begun and num_started == num_requests else f"{num_started:g} requests"
+
+    wait_until(missing, 10.0, 0.01)
+
+
 def rise(before: Scrape, after: Scrape, name: str, **labels: str) -> float:
     return after.value(name, **labels) - before.value(name, **labels)

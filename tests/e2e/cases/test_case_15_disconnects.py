@@ -14,7 +14,7 @@ from tests.e2e import profiles, prompts
 from tests.e2e.client import COMPLETIONS, Client
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
-from tests.e2e.scrape import Scrape, rise, scrape, wait_idle, wait_until
+from tests.e2e.scrape import Scrape, rise, scrape, wait_begun, wait_idle, wait_until
 from tests.e2e.wire import RawConnection
 
 FREED_S = 2.0
@@ -51,8 +51,9 @@ def after_third_event(client: Client, close: Close) -> None:
 
 
 def while_unstreamed(client: Client, close: Close) -> None:
+    before = scrape(client)
     connection = client.open(COMPLETIONS, {"prompt": "Once upon a time", **ENDLESS})
-    time.sleep(0.5)
+    wait_begun(client, before, 1)
     close(connection)
 
 
@@ -97,14 +98,14 @@ def test_a_close_during_a_long_prefill_frees_the_prefill_worker(
             wait_until(is_under_way, 10.0, 0.02)
             time.sleep(0.3)
             CLOSES[closing](connection)
-        # a chunk of 512 tokens may have to end first; the whole prompt would take ten seconds
+        # a chunk of 512 tokens may have to end first; the whole prompt would take many times as long
         wait_idle(client, FREED_S + 2.0)
     assert num_cancelled(before, scrape(client)) == ROUNDS // 2
 
 
 @pytest.fixture(scope="module")
 def models_words(fleet: Fleet) -> list[int]:
-    return prompts.random_ids(fleet.models.bundled, 4000, seed=15)
+    return prompts.random_ids(fleet.models.bundled, 8000, seed=15)
 
 
 def test_requests_that_end_normally_are_not_counted_as_cancelled(system: System) -> None:
@@ -127,11 +128,12 @@ def test_a_close_while_queued_gives_up_the_place_in_the_queue(fleet: Fleet, clos
     words = prompts.random_ids(fleet.models.bundled, 60, seed=16)
     endless = {"prompt": words, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     for _ in range(ROUNDS // 2):
+        begin = scrape(client)
         with ExitStack() as stack:
             connections = [
                 stack.enter_context(client.open(COMPLETIONS, {**endless, "stream": True})) for _ in range(8)
             ]
-            read_events(connections[0], 3)
+            wait_begun(client, begin, 8)
             for connection in reversed(connections):
                 CLOSES[closing](connection)
         wait_idle(client, FREED_S)
