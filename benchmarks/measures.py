@@ -24,7 +24,9 @@ class Summary:
 
     `tokens_per_s`: output tokens of all streams from the first request to the last answer's end. For an
     interruption `ttft_p50` is the long prompt's, `itl_p50` is that of the running streams before it came, and
-    `itl_p99` and `longest_gap` are those of the running streams while it was read and answered.
+    `itl_p99` and `longest_gap` are those of the running streams while it was read and answered. `tpot_p50` is
+    the median over streams of the mean time per token after the first: unlike `itl_p50` it does not fall when
+    events arrive in bursts.
     """
 
     tokens_per_s: float | None
@@ -33,6 +35,7 @@ class Summary:
     itl_p50: float | None
     itl_p99: float | None
     longest_gap: float | None
+    tpot_p50: float | None = None
 
     @property
     def gap_ratio(self) -> float | None:
@@ -82,6 +85,7 @@ def summarize_batch(streams: Sequence[Stream]) -> Summary:
         itl_p50=percentile(pauses, 50),
         itl_p99=percentile(pauses, 99),
         longest_gap=max(pauses, default=None),
+        tpot_p50=_tpot_p50(streams),
     )
 
 
@@ -102,6 +106,7 @@ def summarize_interruption(running: Sequence[Stream], long: Stream) -> Summary:
         itl_p50=percentile(before, 50),
         itl_p99=percentile(during, 99),
         longest_gap=max(during, default=None),
+        tpot_p50=_tpot_p50(running),
     )
 
 
@@ -127,3 +132,12 @@ def _tokens_per_s(streams: Sequence[Stream]) -> float | None:
     begin = min(stream.due_at for stream in streams)
     end = max(stream.ended_at for stream in streams)
     return ratio(sum(stream.num_output_tokens for stream in streams), end - begin)
+
+
+def _tpot_p50(streams: Sequence[Stream]) -> float | None:
+    means = [
+        (stream.times[-1] - stream.times[0]) / (stream.num_output_tokens - 1)
+        for stream in streams
+        if stream.num_output_tokens > 1
+    ]
+    return percentile(means, 50)

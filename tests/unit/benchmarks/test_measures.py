@@ -65,9 +65,16 @@ def test_the_rate_counts_tokens_of_the_server_not_events() -> None:
     assert summarize_batch([stream(0.0, [1.0, 2.0], num_output_tokens=8)]).tokens_per_s == pytest.approx(4.0)
 
 
+def test_a_burst_lowers_the_median_gap_but_not_the_time_per_token() -> None:
+    found = summarize_batch([stream(0.0, [1.0, 4.0, 4.0, 4.0])])
+    assert found.itl_p50 == 0.0
+    assert found.tpot_p50 == pytest.approx(1.0)
+
+
 def test_a_stream_of_one_event_has_no_gap() -> None:
     found = summarize_batch([stream(0.0, [1.0])])
     assert found.itl_p50 is None
+    assert found.tpot_p50 is None
     assert found.longest_gap is None
     assert found.gap_ratio is None
 
@@ -103,11 +110,11 @@ def test_streams_that_ended_before_the_long_prompt_was_read_show_nothing() -> No
 
 def test_medians_are_taken_measure_by_measure_over_the_runs_that_have_them() -> None:
     runs = [
-        Summary(1.0, 30.0, None, 5.0, 1.0, None),
+        Summary(1.0, 30.0, None, 5.0, 1.0, None, 8.0),
         Summary(3.0, 10.0, None, 7.0, None, None),
         Summary(2.0, 20.0, 4.0, 6.0, 3.0, None),
     ]
-    assert medians(runs) == Summary(2.0, 20.0, 4.0, 6.0, 2.0, None)
+    assert medians(runs) == Summary(2.0, 20.0, 4.0, 6.0, 2.0, None, 8.0)
 
 
 def test_shares_are_of_what_was_counted_in_between() -> None:
