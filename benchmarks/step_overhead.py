@@ -34,7 +34,9 @@ from core.request import Request, SamplingParams
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
 from decode_worker.metrics import TicketMetrics
-from decode_worker.streams import Delivery, Streams
+from decode_worker.step_tokens import StepTokens
+from decode_worker.stream import Delivery
+from decode_worker.streams import Streams
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel
 from engine.metrics import EngineMetrics
@@ -46,8 +48,8 @@ from engine.runner import ModelRunner
 from engine.sampling import Sampler
 from kv_transfer.feed import Feed
 
-_VOCAB_SIZE = 128
-_TOKEN_ID = 100  # what the device answers
+_VOCAB_SIZE = 16  # so few that the sampler's operators are calls and no work
+_TOKEN_ID = 12  # what the device answers
 _ANOTHER_S = 1e6
 
 
@@ -111,7 +113,7 @@ class Bench:
         self.feed = Feed()
         runner.cache.allocator.on_events = self.feed.append
         self.streams = Streams(config, clock, lambda stream: None)
-        self.deliveries: list[Sequence[Delivery]] = []
+        self.deliveries: list[tuple[Sequence[Delivery], Sequence[StepTokens]]] = []
         self.num_unread = 0
         self.is_read = asyncio.Event()
         sampling = SamplingParams(max_tokens=num_steps + 2, seed=1, temperature=options.temperature)
@@ -121,13 +123,13 @@ class Bench:
         self.clock = clock
 
     def _job(self, index: int, num_tokens: int, sampling: SamplingParams) -> GenerateJob:
-        name = (index % 100, index // 100)  # prompts differ from their first block on
-        ids = name + tuple((7 * i + index) % 90 + 3 for i in range(num_tokens - 2))
+        name = tuple(int(digit) + 3 for digit in f"{index:04}")  # prompts differ from their first block on
+        ids = name + tuple((7 * i + index) % 10 + 3 for i in range(num_tokens - len(name)))
         request = Request(RequestId(f"r{index}"), ids, sampling)
         return GenerateJob(request, (SampleStart(0),), None, 0, _ANOTHER_S)
 
-    def _take(self, deliveries: Sequence[Delivery]) -> None:
-        self.deliveries.append(deliveries)
+    def _take(self, deliveries: Sequence[Delivery], tokens: Sequence[StepTokens]) -> None:
+        self.deliveries.append((deliveries, tokens))
 
     async def start(self) -> None:
         self.feed.start(asyncio.get_running_loop())
@@ -152,12 +154,13 @@ class Bench:
     def step(self) -> None:
         self.loop.tick()
         assert self.loop.step()
+        assert len(self.deliveries) == 1, "a step failed"
 
     async def fan_out(self) -> None:
         self.num_unread = self.num_sequences
         self.is_read.clear()
-        for deliveries in self.deliveries:
-            self.streams.deliver(deliveries)
+        for deliveries, tokens in self.deliveries:
+            self.streams.deliver(deliveries, tokens)
         self.deliveries.clear()
         await self.is_read.wait()
 

@@ -24,7 +24,8 @@ from decode_worker.generations import Generations
 from decode_worker.inbox import Inbox
 from decode_worker.metrics import TicketMetrics
 from decode_worker.scheduler import Scheduler
-from decode_worker.streams import Delivery, Stream
+from decode_worker.step_tokens import StepTokens
+from decode_worker.stream import Delivery, Stream
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import StepPlan
@@ -46,7 +47,7 @@ class DecodeLoop:
         config: DecodeConfig,
         ref: WorkerRef,
         clock: Clock,
-        deliver: Callable[[Sequence[Delivery]], None],
+        deliver: Callable[[Sequence[Delivery], Sequence[StepTokens]], None],
         metrics: EngineMetrics,
         ticket_metrics: TicketMetrics,
     ) -> None:
@@ -59,7 +60,7 @@ class DecodeLoop:
         self._deliver = deliver
         self._metrics = metrics
         self._ticket_metrics = ticket_metrics
-        self._scheduler = Scheduler(config, runner.cache)
+        self._scheduler = Scheduler(config, runner.cache, runner.model_config.eos_token_ids)
         self._inbox = Inbox(ref, runner.cache, runner.cache.pool, config, clock, ticket_metrics.observe_end)
         self._generations = Generations(
             config,
@@ -81,7 +82,7 @@ class DecodeLoop:
         try:
             self._check(job)
         except ServingError as error:
-            self._deliver([Delivery(stream, error=error)])
+            self._deliver([Delivery(stream, error=error)], ())
             return
         generation = self._generations.open(job, stream, deadline)
         ticket_id = job.ticket_id
@@ -169,11 +170,11 @@ class DecodeLoop:
         self._num_preemptions = self._scheduler.num_preemptions
         for sequence in self._scheduler.started:
             self._metrics.observe_start(sequence)
-        if not plan.scheduled:
+        if not len(plan):
             return False
         before = self._clock.now()
         self._observe_slots(before)
-        num_chunk_tokens = sum(i.num_scheduled_tokens for i in plan.scheduled if i.num_scheduled_tokens > 1)
+        num_chunk_tokens = sum(i.num_scheduled_tokens for i in plan.chunks if i.num_scheduled_tokens > 1)
         self._run(plan)
         self._flush()
         now = self._clock.now()
@@ -186,9 +187,8 @@ class DecodeLoop:
     def tick(self) -> None:
         """Deadlines, silence, waiting claimers, gauges. Runs between steps and at least every idle tick."""
         now = self._clock.now()
-        for generation in self._generations:
-            if generation.deadline.is_past(self._clock):
-                self._end(generation, DeadlineExceeded("the deadline passed before the answer was complete"))
+        for generation in self._generations.take_overdue(now):
+            self._end(generation, DeadlineExceeded("the deadline passed before the answer was complete"))
         self._inbox.expire()
         for ticket_id in list(self._claimers):
             self._settle(ticket_id)
@@ -218,6 +218,7 @@ class DecodeLoop:
     def check(self) -> None:
         """Assert that each block's holders are the sequences and reservations that list it."""
         self._allocator.check(self._tables())
+        self._scheduler.check()
 
     def status(self) -> WorkerStatus:
         allocator, scheduler = self._allocator, self._scheduler
@@ -252,7 +253,7 @@ class DecodeLoop:
         try:
             output = self._runner.run(plan)
         except Exception as error:  # noqa: BLE001 - logged, and told to whom it hits
-            _log.exception("a step of %d sequences failed", len(plan.scheduled))
+            _log.exception("a step of %d sequences failed", len(plan))
             failure = StepFailed(f"the engine failed on this request ({type(error).__name__})")
         else:
             self._generations.apply(plan, output)
@@ -264,14 +265,14 @@ class DecodeLoop:
 
         Nothing was applied yet, and computing a token again writes the same KV to the same slots.
         """
-        for item in plan.scheduled:
-            generation = self._generations.owner(item.sequence)
+        for sequence, part in plan.apart():
+            generation = self._generations.owner(sequence)
             if generation is None:
                 continue  # a sibling has failed
-            if len(plan.scheduled) == 1:
+            if len(plan) == 1:
                 self._end(generation, failure)
             else:
-                self._run(StepPlan((item,)))
+                self._run(part)
 
     def _settle(self, ticket_id: TicketId) -> None:
         """Let the Generate that waits for the ticket go on, if the ticket's fate or the wait is decided."""
@@ -349,11 +350,12 @@ class DecodeLoop:
         return chain(self._scheduler.tables(), self._inbox.tables())
 
     def _observe_slots(self, now: float) -> None:
-        self._metrics.observe_slots(self._scheduler.running, self._runner.layout.block_size, now)
+        self._metrics.observe_slots(self._scheduler.num_held_slots, self._scheduler.num_computed_tokens, now)
 
     def _flush(self) -> None:
+        tokens = self._generations.take_tokens()
         deliveries, finished = self._generations.take_deliveries()
         for generation in finished:
             self._release_ticket(generation)
-        if deliveries:
-            self._deliver(deliveries)
+        if deliveries or tokens:
+            self._deliver(deliveries, tokens)

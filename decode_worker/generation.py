@@ -12,7 +12,7 @@ from core.clock import Deadline
 from core.ids import TicketId
 from core.jobs import GenerateEvent, GenerateJob
 from core.request import FinishReason, TokenDelta, TokenLogprob
-from decode_worker.streams import Delivery, Stream
+from decode_worker.stream import Delivery, Stream
 from engine.sequence import Sequence
 from engine.step import SampledToken
 

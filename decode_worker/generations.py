@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from core.block_hash import hash_blocks
 from core.clock import Deadline
 from core.errors import Cancelled, Overloaded, ServingError
@@ -17,14 +19,18 @@ from core.ids import RequestId
 from core.jobs import GenerateJob
 from core.request import FinishReason
 from decode_worker.config import DecodeConfig
+from decode_worker.deadlines import Deadlines
 from decode_worker.generation import Generation
 from decode_worker.scheduler import Scheduler
-from decode_worker.streams import Delivery, Stream
+from decode_worker.step_tokens import StepTokens
+from decode_worker.stream import Delivery, Stream
 from engine.kv.cache import KVCache
 from engine.kv.reservation import Reservation
 from engine.metrics import EngineMetrics
+from engine.sampling import SampledColumns
 from engine.sequence import Sequence, finish_reason_after, new_sequence
 from engine.step import SampledToken, StepOutput, StepPlan
+from engine.stream_step import StreamStep
 
 
 class Generations:
@@ -46,9 +52,11 @@ class Generations:
         self._max_context = max_context
         self._metrics = metrics
         self._by_stream: dict[Stream, Generation] = {}
+        self._deadlines = Deadlines(lambda generation: self._by_stream.get(generation.stream) is generation)
         self._owners: dict[Sequence, Generation] = {}
         self._touched: dict[Generation, None] = {}
         self._deliveries: list[Delivery] = []
+        self._tokens: list[StepTokens] = []
 
     def __len__(self) -> int:
         return len(self._by_stream)
@@ -66,11 +74,16 @@ class Generations:
         """The job of a sequence that is still wanted."""
         return self._owners.get(sequence)
 
+    def take_overdue(self, now: float) -> list[Generation]:
+        """Jobs whose deadline has come; each is told once."""
+        return self._deadlines.take_overdue(now)
+
     # ------------------------------------------------------------ from job to sequences
 
     def open(self, job: GenerateJob, stream: Stream, deadline: Deadline) -> Generation:
         """Note a job; nothing of it runs yet."""
         generation = self._by_stream[stream] = Generation(job, stream, deadline)
+        self._deadlines.add(generation)
         return generation
 
     def start_here(self, generation: Generation, skip: frozenset[int] = frozenset()) -> None:
@@ -138,8 +151,10 @@ class Generations:
 
     def apply(self, plan: StepPlan, output: StepOutput) -> None:
         """The step ran: count its tokens as computed, append what was sampled, end what is finished."""
-        self._scheduler.advance(plan)
-        for index, item in enumerate(plan.scheduled):
+        self._scheduler.advance(plan, output.streams.token_ids)
+        if len(plan.streams):
+            self._take_streams(plan.streams, output.streams)
+        for index, item in enumerate(plan.chunks):
             sequence = item.sequence
             sequence.prompt_logprobs.extend(output.prompt_logprobs.get(index, ()))
             sampled = output.sampled[index]
@@ -147,6 +162,36 @@ class Generations:
                 self._take(sequence, sampled)
             elif sequence.num_uncomputed_tokens == 0:
                 self._finish_reading(sequence)
+
+    def _take_streams(self, streams: StreamStep, drawn: SampledColumns) -> None:
+        """Each stream has its token already: those that end become events, the others go on as columns."""
+        self._metrics.observe_generated(len(streams))
+        is_ended = streams.is_ended_by(drawn.token_ids)
+        if is_ended.any():
+            going = np.flatnonzero(~is_ended)
+            for index in np.flatnonzero(is_ended).tolist():
+                self._take_last(streams.sequences[index], drawn, index)
+            streams, drawn = streams.take(going), drawn.take(going)
+        if len(streams):
+            owners = self._owners
+            self._tokens.append(
+                StepTokens(
+                    streams=[owners[sequence].stream for sequence in streams.sequences],
+                    sample_indices=streams.traits["sample_index"].tolist(),
+                    positions=streams.positions.tolist(),
+                    token_ids=drawn.token_ids.tolist(),
+                    num_cached_tokens=streams.traits["num_cached_tokens"].tolist(),
+                    logprobs=drawn.logprobs,
+                )
+            )
+
+    def _take_last(self, sequence: Sequence, drawn: SampledColumns, row: int) -> None:
+        generation = self._owners[sequence]
+        reason = finish_reason_after(sequence, self._eos_token_ids)
+        assert reason is not None
+        generation.emit(sequence, drawn.token(row, sequence.sample_index), reason)
+        self._touched[generation] = None
+        self._retire(sequence, reason.value)
 
     def _take(self, sequence: Sequence, sampled: tuple[SampledToken, ...]) -> None:
         generation = self._owners[sequence]
@@ -209,8 +254,13 @@ class Generations:
                 generation.emit(sequence, None, FinishReason.CANCELLED)
                 self._touched[generation] = None
 
+    def take_tokens(self) -> list[StepTokens]:
+        """Tokens since the last call of samples that go on; they come before the deliveries."""
+        tokens, self._tokens = self._tokens, []
+        return tokens
+
     def take_deliveries(self) -> tuple[list[Delivery], list[Generation]]:
-        """What the streams are to get since the last call, and the jobs that are finished by it and
+        """What else the streams are to get since the last call, and the jobs that are finished by it and
         forgotten here.
         """
         deliveries, self._deliveries = self._deliveries, []

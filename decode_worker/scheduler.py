@@ -7,13 +7,15 @@ on the step thread.
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 
 from decode_worker.config import DecodeConfig
 from engine.kv.cache import KVCache
+from engine.sampling.settings import Ints
 from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan
+from engine.stream_rows import StreamRows
 
 _NO_SAMPLES: tuple[int, ...] = ()
 
@@ -25,13 +27,17 @@ class Scheduler:
     Preempts the newest when blocks run out: the oldest sequence never loses its blocks to another, so it
     always progresses, and with it, one after the other, all. A preempted sequence keeps its place in the
     order of arrival.
+
+    Who runs is either a stream, which has a row, or still reads; both are kept in order of arrival.
     """
 
-    def __init__(self, config: DecodeConfig, cache: KVCache) -> None:
+    def __init__(self, config: DecodeConfig, cache: KVCache, eos_token_ids: frozenset[int]) -> None:
         self._config = config
         self._cache = cache
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._reading: list[Sequence] = []
+        self._streams = StreamRows(cache.layout.block_size, eos_token_ids)
         self._arrivals: dict[Sequence, int] = {}
         self._first_samples: dict[Sequence, tuple[int, ...]] = {}
         self._num_uncached: dict[Sequence, int] = {}
@@ -70,7 +76,18 @@ class Scheduler:
     @property
     def num_running_tokens(self) -> int:
         """Tokens that running sequences still have to compute before their next one is sampled."""
-        return sum(sequence.num_uncomputed_tokens for sequence in self._running)
+        return len(self._streams) + sum(sequence.num_uncomputed_tokens for sequence in self._reading)
+
+    @property
+    def num_held_slots(self) -> int:
+        """Token slots in the blocks of running sequences; a shared block counts for each of them."""
+        num_blocks = self._streams.num_blocks + sum(len(item.block_table) for item in self._reading)
+        return num_blocks * self._cache.layout.block_size
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of running sequences that those slots hold."""
+        return self._streams.num_computed_tokens + sum(item.num_computed_tokens for item in self._reading)
 
     @property
     def has_work(self) -> bool:
@@ -79,6 +96,11 @@ class Scheduler:
     def tables(self) -> Iterator[list[int]]:
         """The block tables of all sequences here, for the allocator's check."""
         return (sequence.block_table for sequence in self._arrivals)
+
+    def check(self) -> None:
+        """Assert that each running sequence reads or has a row, and that the rows are right."""
+        assert sorted(map(id, self._running)) == sorted(map(id, (*self._reading, *self._streams)))
+        self._streams.check()
 
     def add(self, sequence: Sequence, first_samples: tuple[int, ...] = _NO_SAMPLES) -> None:
         """Queue a sequence that has no blocks. `first_samples`: samples to draw at its first token (empty:
@@ -106,11 +128,11 @@ class Scheduler:
 
     def remove(self, sequence: Sequence) -> None:
         """Finished or no longer wanted: give its blocks back. The sequence must be here."""
-        if sequence in self._running:
-            self._running.remove(sequence)
-        else:
+        if sequence in self._num_uncached:
             self._waiting.remove(sequence)
             del self._num_uncached[sequence]
+        else:
+            self._leave(sequence)
         del self._arrivals[sequence]
         self._first_samples.pop(sequence, None)
         self._cache.release(sequence)
@@ -122,20 +144,27 @@ class Scheduler:
         self.is_short = False
         self.started = ()
         num_preemptions = self.num_preemptions
-        plan = self._plan_streams()
-        budget = self._config.token_budget - len(plan)
-        if plan:
+        self._settle_readers()
+        self._grow_streams()
+        plan = self._plan_last_tokens()
+        num_streams = len(self._streams) + len(plan)
+        budget = self._config.token_budget - num_streams
+        if num_streams:
             budget = min(budget, self._config.prefill_chunk)
         budget -= self._plan_chunks(plan, budget)
         if self.num_preemptions > num_preemptions:
             self.is_short = True
         else:
             self._plan_newcomers(plan, budget, self._config.max_num_seqs - num_reserved_samples)
-        return StepPlan(tuple(plan))
+        return StepPlan(tuple(plan), streams=self._streams.step())
 
-    def advance(self, plan: StepPlan) -> None:
-        """After the step ran: its tokens are computed, blocks that became full get their names."""
-        for item in plan.scheduled:
+    def advance(self, plan: StepPlan, token_ids: Ints) -> None:
+        """After the step ran: its tokens are computed, each stream has its next one of `token_ids`, blocks
+        that became full get their names.
+        """
+        for sequence in self._streams.advance(plan.streams, token_ids):
+            self._cache.publish_full(sequence)
+        for item in plan.chunks:
             item.sequence.num_computed_tokens += item.num_scheduled_tokens
             self._cache.publish_full(item.sequence)
 
@@ -149,22 +178,31 @@ class Scheduler:
 
     # ------------------------------------------------------------ inside
 
-    def _plan_streams(self) -> list[ScheduledSequence]:
-        """One token for each sequence that lacks only its last one; oldest first, so that the newest pays
-        for scarcity.
-        """
-        plan: list[ScheduledSequence] = []
-        for sequence in list(self._running):
-            if sequence.num_uncomputed_tokens != 1 or sequence not in self._running:
-                continue
-            if self._make_room(sequence):
-                plan.append(self._scheduled(sequence, 1))
-        return plan
+    def _settle_readers(self) -> None:
+        """Readers that have come to their last output token are streams from here on."""
+        for sequence in list(self._reading):
+            if sequence.num_output_tokens > 0 and sequence.num_uncomputed_tokens == 1:
+                self._reading.remove(sequence)
+                arrival, streams = self._arrivals[sequence], self._streams
+                streams.insert(
+                    bisect_right(streams.sequences, arrival, key=self._arrivals.__getitem__), sequence
+                )
+
+    def _grow_streams(self) -> None:
+        """Blocks for the streams that need one; oldest first, so that the newest pays for scarcity."""
+        for sequence in self._streams.at_border():
+            num_blocks = len(sequence.block_table)
+            if sequence in self._streams and self._make_room(sequence):
+                self._streams.enter_block(sequence, len(sequence.block_table) - num_blocks)
+
+    def _plan_last_tokens(self) -> list[ScheduledSequence]:
+        """Prompts of which one token is left run like streams; their blocks came when they started."""
+        return [self._scheduled(item, 1) for item in self._reading if item.num_uncomputed_tokens == 1]
 
     def _plan_chunks(self, plan: list[ScheduledSequence], budget: int) -> int:
         """Chunks of prefills that have started; they got their blocks then. Returns the tokens planned."""
         num_planned = 0
-        for sequence in self._running:
+        for sequence in self._reading:
             if sequence.num_uncomputed_tokens > 1 and num_planned < budget:
                 chunk = min(sequence.num_uncomputed_tokens, budget - num_planned)
                 plan.append(self._scheduled(sequence, chunk))
@@ -179,7 +217,7 @@ class Scheduler:
                 return
             del self._waiting[0]
             del self._num_uncached[sequence]
-            insort(self._running, sequence, key=self._arrivals.__getitem__)
+            self._enter(sequence)
             self.started += (sequence,)
             chunk = min(sequence.num_uncomputed_tokens, budget)
             plan.append(self._scheduled(sequence, chunk))
@@ -211,7 +249,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take the blocks back; what they hold stays cached as long as it can, the rest is recomputed."""
-        self._running.remove(sequence)
+        self._leave(sequence)
         self._cache.release(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -222,10 +260,23 @@ class Scheduler:
         self._num_uncached[sequence] = sequence.num_tokens - self._cache.count_cached_tokens(sequence)
 
     def _join(self, sequence: Sequence) -> None:
-        insort(self._running, sequence, key=self._arrivals.__getitem__)
+        self._enter(sequence)
         has_place = bool(sequence.block_table) and len(self._running) <= self._config.max_num_seqs
         if not has_place or not self._cache.try_grow(sequence, sequence.num_tokens):
             self._preempt(sequence)
+
+    def _enter(self, sequence: Sequence) -> None:
+        """Among those who run, as a reader."""
+        insort(self._running, sequence, key=self._arrivals.__getitem__)
+        insort(self._reading, sequence, key=self._arrivals.__getitem__)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """No longer among those who run; its blocks are still its own."""
+        self._running.remove(sequence)
+        if sequence in self._streams:
+            self._streams.remove(sequence)
+        else:
+            self._reading.remove(sequence)
 
     def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), self.first_samples(sequence))

@@ -25,7 +25,9 @@ from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
 from decode_worker.metrics import TicketMetrics
-from decode_worker.streams import Delivery, Stream, Streams
+from decode_worker.step_tokens import StepTokens
+from decode_worker.stream import Delivery, Stream
+from decode_worker.streams import Streams
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step_thread import StepThread
@@ -199,9 +201,9 @@ class DecodeWorker:
     def _cancel_stream(self, stream: Stream) -> None:
         self._thread.post(partial(self._loop.cancel_stream, stream, "nobody listens any more"))
 
-    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+    def _deliver(self, deliveries: Sequence[Delivery], tokens: Sequence[StepTokens]) -> None:
         """On the step thread: one wake-up of the IO loop for all streams."""
-        self._post_to_io(partial(self._streams.deliver, deliveries))
+        self._post_to_io(partial(self._streams.deliver, deliveries, tokens))
 
     def _post_to_io(self, call: Callable[[], None]) -> None:
         assert self._io_loop is not None

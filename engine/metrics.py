@@ -8,8 +8,6 @@ configured `model`, never a value that a client can invent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from core import telemetry
@@ -149,9 +147,9 @@ class EngineMetrics:
         """Mean seconds of the last steps; 0 before the first."""
         return self._step_seconds / self._step_count if self._step_count > 0 else 0.0
 
-    def observe_slots(self, sequences: Iterable[Sequence], block_size: int, now: float) -> None:
-        """What `sequences` hold from `now` (seconds) on; what was held since the last call is added to the
-        integrals.
+    def observe_slots(self, num_held: int, num_computed: int, now: float) -> None:
+        """Slots in the blocks that sequences hold from `now` (seconds) on, and the computed tokens in them;
+        what was held since the last call is added to the integrals.
 
         A block shared by several sequences counts once for each of them, and so do the tokens in it.
         """
@@ -160,7 +158,4 @@ class EngineMetrics:
             self._slots_held.inc(self._num_slots * elapsed)
             self._slots_computed.inc(self._num_computed * elapsed)
         self._slots_since = now
-        self._num_slots = self._num_computed = 0
-        for sequence in sequences:
-            self._num_slots += len(sequence.block_table) * block_size
-            self._num_computed += sequence.num_computed_tokens
+        self._num_slots, self._num_computed = num_held, num_computed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, nullcontext
 
+import numpy as np
 import torch
 
 from core.errors import InvalidConfig
@@ -17,7 +18,7 @@ from core.ids import RequestId
 from core.kv_layout import KVLayout
 from core.request import Request, SamplingParams, TokenLogprob
 from engine.attention import AttentionBackend, TorchPagedAttention
-from engine.batch import Batch, build_batch
+from engine.batch import Batch, Ints, build_batch
 from engine.config import EngineConfig
 from engine.cores import CoreShare, usable_cores
 from engine.kv.allocator import BlockAllocator
@@ -26,9 +27,19 @@ from engine.kv.pool import KVPool
 from engine.loaded_model import LoadedModel, load_model
 from engine.model.progress import Progress
 from engine.native.attention import NativePagedAttention
-from engine.sampling import Sampler, SamplingRow, row_of, token_logprobs
+from engine.sampling import (
+    SampledColumns,
+    SampledToken,
+    Sampler,
+    SamplingRow,
+    columns_of,
+    join_columns,
+    row_of,
+    token_logprobs,
+)
+from engine.sampling.sampled import no_tokens
 from engine.sequence import new_sequence
-from engine.step import SampledToken, ScheduledSequence, StepOutput, StepPlan
+from engine.step import ScheduledSequence, StepOutput, StepPlan
 
 # The head is applied to at most this many rows of prompt log-probabilities at a time: with a vocabulary of
 # 150,000, 64 rows are 40 MB of logits.
@@ -82,13 +93,14 @@ class ModelRunner:
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepOutput:
         self.cache.pool.copy_blocks(plan.copies)
-        if not plan.scheduled:
-            return StepOutput(())
+        if not len(plan):
+            return StepOutput()
         batch = build_batch(plan, self.layout.block_size)
         hidden = self._model.forward(
             batch.token_ids.to(self._device), batch.positions.to(self._device), self._attention.plan(batch)
         )
-        return StepOutput(self._sample(plan, batch, hidden), self._prompt_logprobs(plan, batch, hidden))
+        streams, sampled = self._sample(plan, batch, hidden)
+        return StepOutput(sampled, self._prompt_logprobs(plan, batch, hidden), streams)
 
     def warm_up(self) -> None:
         """Run a small prefill and a decode, so that the first request does not pay for first uses.
@@ -113,35 +125,47 @@ class ModelRunner:
 
     def _sample(
         self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
-    ) -> tuple[tuple[SampledToken, ...], ...]:
+    ) -> tuple[SampledColumns, tuple[tuple[SampledToken, ...], ...]]:
+        """The next token of each stream, and those of each chunk."""
+        num_streams = len(plan.streams)
+        lasts = (batch.starts + batch.num_new - 1)[batch.rows_by_plan()]
         rows: list[SamplingRow] = []
         tokens: list[int] = []  # of `hidden`, one for each row
-        counts: list[int] = []  # of rows, one for each scheduled sequence
-        lasts = (batch.starts + batch.num_new - 1)[batch.rows_by_plan()].tolist()
-        for item, last in zip(plan.scheduled, lasts, strict=True):
+        ranges: list[tuple[int, int]] = []  # of rows, behind those of the streams, one for each chunk
+        for item, last in zip(plan.chunks, lasts[num_streams:].tolist(), strict=True):
             samples = item.sample_indices or (item.sequence.sample_index,)
             wanted = samples if item.is_sampled and item.reaches_end else ()
+            ranges.append((len(rows), len(rows) + len(wanted)))
             rows += [row_of(item.sequence, self.model_config.eos_token_ids, sample) for sample in wanted]
             tokens += [last] * len(wanted)
-            counts.append(len(wanted))
-        sampled = iter(self._sampler.sample(self._logits(hidden, tokens), rows) if rows else ())
-        return tuple(tuple(next(sampled) for _ in range(count)) for count in counts)
+        columns = plan.streams.sampling(self.model_config.eos_token_ids)
+        if rows:
+            columns = join_columns(columns, columns_of(rows))
+        if not len(columns):
+            return no_tokens(), tuple(() for _ in plan.chunks)
+        drawn = self._sampler.draw(self._logits(hidden, lasts[:num_streams], tokens), columns)
+        sampled = [drawn.token(num_streams + i, row.sample_index) for i, row in enumerate(rows)]
+        streams = drawn.take(np.arange(num_streams)) if rows else drawn
+        return streams, tuple(tuple(sampled[first:last]) for first, last in ranges)
 
-    def _logits(self, hidden: torch.Tensor, tokens: list[int]) -> torch.Tensor:
-        """One row for each of `tokens`; samples of one sequence share the work of the head."""
-        distinct = list(dict.fromkeys(tokens))
-        logits = self._model.logits(hidden[distinct])
-        if len(distinct) == len(tokens):
+    def _logits(self, hidden: torch.Tensor, stream_tokens: Ints, chunk_tokens: list[int]) -> torch.Tensor:
+        """One row for each token; samples of one chunk share the work of the head."""
+        distinct = list(dict.fromkeys(chunk_tokens))
+        wanted = np.concatenate([stream_tokens, np.array(distinct, dtype=np.int64)])
+        logits = self._model.logits(hidden[torch.from_numpy(wanted).to(hidden.device)])
+        if len(distinct) == len(chunk_tokens):
             return logits
-        place = {token: row for row, token in enumerate(distinct)}
-        return logits[[place[token] for token in tokens]]
+        place = {token: row for row, token in enumerate(distinct, len(stream_tokens))}
+        return logits[[*range(len(stream_tokens)), *(place[token] for token in chunk_tokens)]]
 
     def _prompt_logprobs(
         self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
     ) -> dict[int, tuple[TokenLogprob, ...]]:
         found: dict[int, tuple[TokenLogprob, ...]] = {}
-        starts = batch.starts[batch.rows_by_plan()].tolist()
-        for index, (item, start) in enumerate(zip(plan.scheduled, starts, strict=True)):
+        if not plan.chunks:  # streams have read their prompts
+            return found
+        starts = batch.starts[batch.rows_by_plan()][len(plan.streams) :].tolist()
+        for index, (item, start) in enumerate(zip(plan.chunks, starts, strict=True)):
             sequence, num_top = item.sequence, item.sequence.request.sampling.prompt_logprobs
             if num_top is None:
                 continue

@@ -5,11 +5,15 @@ Both schedulers emit the same plan; the runner knows only this. Values made and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from core.request import TokenLogprob
-from engine.sampling.sampled import SampledToken
+from engine.sampling.sampled import SampledColumns, SampledToken, no_tokens
 from engine.sequence import Sequence
+from engine.stream_step import NO_STREAMS, StreamStep
 
 __all__ = ["SampledToken", "ScheduledSequence", "StepOutput", "StepPlan"]
 
@@ -35,26 +39,46 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Sequences of this step in order,
+    """What to compute: sequences with any number of tokens one by one, running streams as columns.
 
     And block copies (source, target) to make before it (copy on write).
     """
 
-    scheduled: tuple[ScheduledSequence, ...]
+    chunks: tuple[ScheduledSequence, ...] = ()
     copies: tuple[tuple[int, int], ...] = ()
+    streams: StreamStep = NO_STREAMS
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self.streams) + len(self.chunks)
 
     @property
     def num_tokens(self) -> int:
-        return sum(item.num_scheduled_tokens for item in self.scheduled)
+        return len(self.streams) + sum(item.num_scheduled_tokens for item in self.chunks)
+
+    @property
+    def scheduled(self) -> tuple[ScheduledSequence, ...]:
+        """All sequences one by one, streams first: an object for each, so not for what is done each step."""
+        return (*(ScheduledSequence(sequence, 1) for sequence in self.streams.sequences), *self.chunks)
+
+    def apart(self) -> Iterator[tuple[Sequence, StepPlan]]:
+        """Each sequence with a plan for it alone."""
+        for index, sequence in enumerate(self.streams.sequences):
+            yield sequence, StepPlan(streams=self.streams.take(np.array([index])))
+        for item in self.chunks:
+            yield item.sequence, StepPlan((item,))
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """`sampled[i]` are the tokens sampled for `plan.scheduled[i]` (none if it did not reach its end).
+    """`sampled[i]` are the tokens sampled for `plan.chunks[i]` (none if it did not reach its end), row i of
+    `streams` is the one for stream i.
 
-    `prompt_logprobs[i]` are those of the prompt tokens whose predecessor was computed in this step, in
-    order (requests that ask only). The runner does not change sequences: the worker applies the output.
+    `prompt_logprobs[i]` are those of the prompt tokens of chunk i whose predecessor was computed in this
+    step, in order (requests that ask only). The runner does not change sequences: the worker applies the
+    output.
     """
 
-    sampled: tuple[tuple[SampledToken, ...], ...]
-    prompt_logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    sampled: tuple[tuple[SampledToken, ...], ...] = ()
+    prompt_logprobs: Mapping[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    streams: SampledColumns = field(default_factory=no_tokens)

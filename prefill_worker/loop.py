@@ -133,7 +133,7 @@ class PrefillLoop:
             self._start(prompt)
         before = self._clock.now()
         self._observe_slots(before)
-        self._run(plan.step.scheduled, plan.prompts)
+        self._run(plan.step.chunks, plan.prompts)
         now = self._clock.now()
         self.progress_at = now
         self._metrics.observe_step(now - before, plan.step.num_tokens)
@@ -317,7 +317,9 @@ class PrefillLoop:
 
     def _observe_slots(self, now: float) -> None:
         sequences = [prompt.sequence for prompt in self._scheduler.running]
-        self._metrics.observe_slots(sequences, self._block_size, now)
+        num_blocks = sum(len(sequence.block_table) for sequence in sequences)
+        num_computed = sum(sequence.num_computed_tokens for sequence in sequences)
+        self._metrics.observe_slots(num_blocks * self._block_size, num_computed, now)
 
 
 def _step_failed(error: Exception) -> StepFailed:

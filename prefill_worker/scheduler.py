@@ -29,7 +29,7 @@ def first_come(prompt: Prompt, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """A step, the prompts it computes (parallel to `step.scheduled`), and those among them that it starts."""
+    """A step, the prompts it computes (parallel to `step.chunks`), and those among them that it starts."""
 
     step: StepPlan
     prompts: tuple[Prompt, ...]

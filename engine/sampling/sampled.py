@@ -40,10 +40,13 @@ class SampledColumns:
             sample_index, int(self.token_ids[row]), self.logprobs.get(row), float(self.gaps[row])
         )
 
-    def first(self, num_rows: int) -> SampledColumns:
-        """The first rows."""
-        logprobs = {row: logprob for row, logprob in self.logprobs.items() if row < num_rows}
-        return SampledColumns(self.token_ids[:num_rows], self.gaps[:num_rows], logprobs)
+    def take(self, rows: NDArray[np.int64]) -> SampledColumns:
+        """Some of the rows."""
+        logprobs = self.logprobs
+        if logprobs:
+            places = {row: place for place, row in enumerate(rows.tolist())}
+            logprobs = {places[row]: logprob for row, logprob in logprobs.items() if row in places}
+        return SampledColumns(self.token_ids[rows], self.gaps[rows], logprobs)
 
 
 def no_tokens() -> SampledColumns:

@@ -16,12 +16,13 @@ from core.clock import Deadline
 from core.errors import ServingError
 from core.handoff import HandoffTicket
 from core.ids import Epoch, RequestId, Role, TicketId, WorkerId, WorkerRef
-from core.jobs import GenerateJob, SampleStart
+from core.jobs import GenerateEvent, GenerateJob, SampleStart
 from core.request import FinishReason, Request, SamplingParams
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
 from decode_worker.metrics import TicketMetrics
-from decode_worker.streams import Delivery, Stream
+from decode_worker.step_tokens import StepTokens
+from decode_worker.stream import Delivery, PlainToken, Stream
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel
 from engine.metrics import EngineMetrics
@@ -60,6 +61,13 @@ class Heard:
     finish_reason: FinishReason | None = None
     error: ServingError | None = None
     is_ended: bool = False
+
+    def add_token(self, token: GenerateEvent | PlainToken, num_emitted: int) -> None:
+        assert not self.is_ended, "something came after the end"
+        assert isinstance(token, tuple)
+        _, position, token_id, _ = token
+        assert position == num_emitted + len(self.token_ids), "a token is missing or came twice"
+        self.token_ids.append(token_id)
 
     def add(self, delivery: Delivery, num_emitted: int) -> None:
         assert not self.is_ended, "something came after the end"
@@ -175,6 +183,9 @@ class DecodeSite:
         finally:
             self.loop.check()
 
-    def _deliver(self, deliveries: Sequence[Delivery]) -> None:
+    def _deliver(self, deliveries: Sequence[Delivery], tokens: Sequence[StepTokens]) -> None:
+        for columns in tokens:
+            for stream, token in columns.rows():
+                self._heard[stream].add_token(token, self._num_emitted[stream])
         for delivery in deliveries:
             self._heard[delivery.stream].add(delivery, self._num_emitted[delivery.stream])

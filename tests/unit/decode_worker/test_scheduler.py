@@ -23,19 +23,21 @@ def make_sequence(
 
 def make_scheduler(cache: KVCache, **settings: float) -> Scheduler:
     values: dict[str, float] = {"max_num_seqs": 8, "token_budget": 32, "prefill_chunk": 8, "watermark": 0.0}
-    return Scheduler(DecodeConfig(**(values | settings)), cache)  # type: ignore[arg-type]
+    return Scheduler(DecodeConfig(**(values | settings)), cache, frozenset())  # type: ignore[arg-type]
 
 
 def run_step(scheduler: Scheduler, num_reserved_samples: int = 0) -> StepPlan:
     """Plan a step and do what the engine would: compute, sample, finish."""
     plan = scheduler.schedule(num_reserved_samples)
-    scheduler.advance(plan)
-    for item in plan.scheduled:
-        sequence = item.sequence
+    planned = [item.sequence for item in plan.scheduled]
+    scheduler.advance(plan, plan.streams.num_tokens % 50)
+    for sequence in planned:
         if sequence.num_uncomputed_tokens == 0:
             sequence.append(sequence.num_tokens % 50)
-            if sequence.num_output_tokens >= sequence.request.sampling.max_tokens:
-                scheduler.remove(sequence)
+        num_output = sequence.num_output_tokens
+        if sequence.num_uncomputed_tokens == 1 and num_output >= sequence.request.sampling.max_tokens:
+            scheduler.remove(sequence)
+    scheduler.check()
     return plan
 
 

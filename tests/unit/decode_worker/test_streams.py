@@ -13,7 +13,8 @@ from core.errors import DeadlineExceeded, InvalidRequest, StepFailed
 from core.jobs import GenerateEvent, GenerateJob
 from core.request import FinishReason, TokenDelta, TokenLogprob
 from decode_worker.config import DecodeConfig
-from decode_worker.streams import Delivery, Stream, Streams
+from decode_worker.stream import Delivery, Stream
+from decode_worker.streams import Streams
 from tests.doubles import FakeClock
 from tests.unit.decode_worker.decode_cases import make_job, make_request
 

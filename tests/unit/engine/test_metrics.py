@@ -91,12 +91,10 @@ def test_a_prompt_that_may_not_use_the_cache_is_no_query(changes: dict[str, Any]
 
 def test_waste_is_one_minus_computed_over_held_averaged_over_time() -> None:
     series = Series()
-    sequence = make_sequence(20)
-    sequence.block_table, sequence.num_computed_tokens = [4, 2], 20
-    series.metrics.observe_slots([sequence, sequence], block_size=16, now=10.0)
-    series.metrics.observe_slots([sequence], block_size=16, now=12.0)
-    series.metrics.observe_slots([], block_size=16, now=13.0)
-    series.metrics.observe_slots([], block_size=16, now=99.0)
+    series.metrics.observe_slots(64, 40, now=10.0)
+    series.metrics.observe_slots(32, 20, now=12.0)
+    series.metrics.observe_slots(0, 0, now=13.0)
+    series.metrics.observe_slots(0, 0, now=99.0)
     assert series.value("baton_kv_slot_tokens_total", kind="held") == 2 * 64 + 1 * 32
     assert series.value("baton_kv_slot_tokens_total", kind="computed") == 2 * 40 + 1 * 20
 
