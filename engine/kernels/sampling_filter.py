@@ -72,7 +72,8 @@ def _cut(
         if top_p < float("inf"):
             k_depth = depth
             depth, above = search(found, num, False, top_p * total, depth, TILE)
-            room = tl.div_rn(top_p * total - above, weight(depth, False))
+            share = weight(depth, False)  # of one of those at the last depth; 0 and NaN: far below the rest
+            room = tl.div_rn(top_p * total - above, tl.where(share > 0, share, 1e-30))
             num_in = tl.maximum(tl.ceil(tl.minimum(room, VOCAB)).to(tl.int32), 1)  # one token at least
             kept = tl.where(depth == k_depth, tl.minimum(num_in, kept), num_in)
         num_equal, mass = measure(found, num, depth, TILE)
