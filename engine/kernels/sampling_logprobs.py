@@ -34,7 +34,7 @@ class Logprobs:
     top: torch.Tensor
 
 
-@kernel(varying=("stride",))
+@kernel()
 def _sums(
     logits: tl.pointer_type,  # [num_rows, vocab]
     wanted: tl.pointer_type,  # int32 [num_rows], see `token_logprobs`
@@ -87,7 +87,7 @@ def _pick(
     tl.debug_barrier()  # what one thread wrote, others read
 
 
-@kernel(varying=("stride",))
+@kernel(varying=("width",))
 def _report(
     logits: tl.pointer_type,
     token_ids: tl.pointer_type,  # int32 [num_rows]
@@ -192,6 +192,7 @@ def builds(arch: int) -> list[KernelBuild]:
         signature={"logits": "*fp32", "wanted": "*i32", "sums": "*fp32", "stride": "i32"},
         constexprs={"VOCAB": 151936, "SPLIT": _SPLIT},
         options=options,
+        aligned=frozenset({"stride"}),
     )
     return [sums, *(_report_build(num_top, options) for num_top in (0, 32))]
 
@@ -207,5 +208,6 @@ def _report_build(num_top: int, options: dict[str, int]) -> KernelBuild:
         },
         constexprs={"VOCAB": 151936, "NUM_SPLITS": 38, "SPLITS": 64, "NUM_TOP": num_top, "TILE": _TILE},
         options=options,
+        aligned=frozenset({"stride"}),
         is_sample=num_top > 0,
     )

@@ -51,12 +51,12 @@ def log_exponential(h: tl.tensor) -> tl.tensor:
 
 @inlined
 def log_exponential_fast(h: tl.tensor) -> tl.tensor:
-    """log E of the hash h, estimated in float32 with the hardware's logarithm.
+    """log E of the hash h, estimated in float32.
 
     u and 1 - u are each formed from integers, so that both ends keep their relative precision; where u is
-    small, the logarithm is its series: the hardware's is not precise near 1.
+    small, the logarithm is its series: 1 - u is rounded, and a device's logarithm need not be precise near 1.
     """
     u = ((h ^ _SIGN).to(tl.float32) + 0.5) * _UNIT
     rest = ((h ^ _SIGN ^ _ALL).to(tl.float32) + 0.5) * _UNIT
-    series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u / 6)))))
+    series = u * (1.0 + u * (1 / 2 + u * (1 / 3 + u * (1 / 4 + u * (1 / 5 + u * (1 / 6))))))
     return tl.log(tl.where(u < 1 / 16, series, -tl.log(rest)))
