@@ -6,9 +6,10 @@ No I/O and no payload is kept. Not thread-safe: lives on the IO loop.
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import replace
 
-from core.errors import ServingError, StaleEpoch, TransferCorrupt
+from core.errors import ServingError, StaleEpoch, TicketExpired, TransferCorrupt
 from core.handoff import HandoffTicket
 from kv_transfer.codec import Frame
 from kv_transfer.transport import CommitClaim, CommitReceipt, Fence
@@ -109,11 +110,18 @@ class IncomingTicket:
 
     def end(self, error: ServingError | None) -> None:
         """No further frame is taken; `error` is what later messages are answered, None after a commit."""
-        self.error = error
+        # without its traceback, whose frames refer to payloads
+        self.error = copy.copy(error)
         self._ticket = None
         self._runs.clear()
         self._claimed.clear()
         self._is_written.clear()
+
+    def refusal(self) -> ServingError:
+        """What a message that comes too late is answered."""
+        if self.error is None:
+            return TicketExpired("the ticket was committed before", ticket_id=self.ticket_id)
+        return copy.copy(self.error)
 
     @property
     def is_open(self) -> bool:

@@ -142,8 +142,8 @@ class Push:
                 await self._wake.wait()
                 continue
             num_bytes = run.num_blocks * self._store.layout.block_bytes
-            room = await stream.room(self._fence.ticket_id, num_bytes)
-            frame, checksum = self._frame(run, room)
+            # the room is in no variable: an error's traceback would keep the memory
+            frame, checksum = self._frame(run, await stream.room(self._fence.ticket_id, num_bytes))
             self._queue.sent(run, checksum)
             await stream.send(frame)
             self._pushed_at = self._clock.now()

@@ -180,7 +180,7 @@ class Receiver:
             self._forget_oldest()
             entry.offering = _start(self._reserve(entry, ticket, time_left_s))
         elif not entry.is_open:
-            raise entry.error or TicketExpired("the ticket was committed before", ticket_id=ticket.ticket_id)
+            raise entry.refusal()
         elif not entry.is_same_offer(ticket):
             raise TransferCorrupt("two different offers bear the same ticket", ticket_id=ticket.ticket_id)
         assert entry.offering is not None
@@ -198,7 +198,7 @@ class Receiver:
                 del self._tickets[ticket.ticket_id]
             raise
         if not entry.is_open:  # aborted meanwhile; the port has heard of it
-            raise entry.error or TicketExpired("the ticket ended", ticket_id=ticket.ticket_id)
+            raise entry.refusal()
         entry.hold(held)
         return held
 
@@ -313,4 +313,4 @@ class Receiver:
 
     def _check_open(self, entry: IncomingTicket) -> None:
         if not entry.is_open:
-            raise entry.error or TicketExpired("the ticket was committed", ticket_id=entry.ticket_id)
+            raise entry.refusal()

@@ -88,7 +88,8 @@ class ShmAcceptor:
         name, host = f"baton-{secrets.token_hex(16)}", host_id()
         if not host:
             raise OSError("this host has no boot id")
-        self.address = StagingAddress(host, name, secrets.token_bytes(TOKEN_BYTES))
+        self._token = secrets.token_bytes(TOKEN_BYTES)
+        self.address = StagingAddress(host, name, self._token)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.setblocking(False)
         self._listener.bind(f"\0{name}")
@@ -160,16 +161,17 @@ class ShmAcceptor:
             except (OSError, TimeoutError) as error:
                 _log.info("the connection of staging %x broke: %r", staging_id, error)
             finally:
-                self._grants.pop(staging_id, None)
+                if (grant := self._grants.pop(staging_id, None)) is not None:
+                    grant.memory.close()
                 self._count(-hello.num_bytes)
 
     async def _hello(self, connection: socket.socket) -> Hello:
         """Whoever may attach; raises NotAttached."""
         loop = asyncio.get_running_loop()
+        hello = Hello.decode(await loop.sock_recv(connection, MAX_PACKET_BYTES))
         if peer_uid(connection) != os.geteuid():
             raise NotAttached(Fallback.REFUSED, "it runs as another user")
-        hello = Hello.decode(await loop.sock_recv(connection, MAX_PACKET_BYTES))
-        if hello is None or not secrets.compare_digest(hello.token, self.address.token):
+        if hello is None or not secrets.compare_digest(hello.token, self._token):
             raise NotAttached(Fallback.REFUSED, "it was not told the token")
         if hello.receiver_epoch != self._own_epoch:
             raise NotAttached(Fallback.REFUSED, "it means another incarnation")
@@ -186,12 +188,16 @@ class ShmAcceptor:
             raise NotAttached(Fallback.UNSUPPORTED, repr(error)) from error
         try:
             memory = StagingMemory(descriptor, hello.num_bytes, is_writable=False)
-            socket.send_fds(connection, [encode_grant(staging_id)], [descriptor])
+            try:
+                socket.send_fds(connection, [encode_grant(staging_id)], [descriptor])
+                proof = await loop.sock_recv(connection, MAX_PACKET_BYTES)
+                if not secrets.compare_digest(proof, memory.decode_nonce):
+                    raise OSError("it does not see what was written into the memory")
+            except BaseException:
+                memory.close()
+                raise
         finally:
             os.close(descriptor)
-        proof = await loop.sock_recv(connection, MAX_PACKET_BYTES)
-        if not secrets.compare_digest(proof, memory.decode_nonce):
-            raise OSError("it does not see what was written into the memory")
         self._grants[staging_id] = _Grant(hello.sender_epoch, memory)
         await loop.sock_sendall(connection, memory.prefill_nonce)
 

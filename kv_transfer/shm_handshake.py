@@ -169,11 +169,15 @@ async def _attach(connection: socket.socket, name: str, hello: Hello) -> Attachm
     finally:
         if descriptor is not None:
             os.close(descriptor)
-    nonce = secrets.token_bytes(NONCE_BYTES)
-    memory.write_prefill_nonce(nonce)
-    await loop.sock_sendall(connection, memory.decode_nonce)
-    if await loop.sock_recv(connection, MAX_PACKET_BYTES) != nonce:
-        raise NotAttached(Fallback.BROKEN, "decode does not see what was written")
+    try:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        memory.write_prefill_nonce(nonce)
+        await loop.sock_sendall(connection, memory.decode_nonce)
+        if await loop.sock_recv(connection, MAX_PACKET_BYTES) != nonce:
+            raise NotAttached(Fallback.BROKEN, "decode does not see what was written")
+    except BaseException:
+        memory.close()
+        raise
     return Attachment(staging_id, memory, connection)
 
 

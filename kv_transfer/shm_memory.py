@@ -43,9 +43,7 @@ def create_memory(num_bytes: int) -> int:
 
 
 class StagingMemory:
-    """A mapping of it: read-only at decode, writable at prefill. Unmapped when nobody refers to it any more,
-    so that a copy which is under way never loses its source.
-    """
+    """A mapping of it: read-only at decode, writable at prefill."""
 
     def __init__(self, descriptor: int, num_bytes: int, *, is_writable: bool) -> None:
         """`descriptor` stays the caller's. Raises OSError if it is not memory of that size, sealed."""
@@ -55,9 +53,10 @@ class StagingMemory:
         if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise OSError(errno.EPERM, "the staging memory is not sealed")
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
-        whole = memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection))
-        self._proofs = whole[: mmap.PAGESIZE]
-        self.slots = whole[mmap.PAGESIZE :]
+        # unmapped with the last view of it
+        with memoryview(mmap.mmap(descriptor, size, mmap.MAP_SHARED, protection)) as whole:
+            self._proofs = whole[: mmap.PAGESIZE]
+            self.slots = whole[mmap.PAGESIZE :]
 
     @property
     def decode_nonce(self) -> bytes:
@@ -72,3 +71,10 @@ class StagingMemory:
     def write_prefill_nonce(self, nonce: bytes) -> None:
         assert len(nonce) == NONCE_BYTES
         self._proofs[NONCE_BYTES : 2 * NONCE_BYTES] = nonce
+
+    def close(self) -> None:
+        """Unmap it; if a part of it is still referred to, by a copy that is under way for example, when the
+        last such reference goes.
+        """
+        self._proofs.release()
+        self.slots.release()

@@ -79,6 +79,7 @@ class Slots:
     def give_back(self, slot: Slot) -> None:
         """Decode does not read it any more (or never heard of it)."""
         if self._is_closed:
+            slot.memory.release()
             return
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -89,9 +90,11 @@ class Slots:
 
     def quarantine(self, ticket_id: TicketId, slots: Iterable[Slot]) -> None:
         """Decode may still read them on behalf of the ticket."""
+        left = list(slots)
         if self._is_closed:
+            _let_go(left)
             return
-        if left := list(slots):
+        if left:
             self._quarantined.setdefault(ticket_id, []).extend(left)
         if self.is_exhausted:
             self._send_waiters_away()
@@ -104,6 +107,9 @@ class Slots:
     def close(self) -> None:
         """Forget the memory; whoever waits gets None, what is given back later is dropped."""
         self._is_closed = True
+        _let_go(self._free)
+        for slots in self._quarantined.values():
+            _let_go(slots)
         self._free.clear()
         self._quarantined.clear()
         self._send_waiters_away()
@@ -113,3 +119,8 @@ class Slots:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _let_go(slots: Iterable[Slot]) -> None:
+    for slot in slots:
+        slot.memory.release()

@@ -50,6 +50,7 @@ class Staging:
         self.staging_id = attachment.staging_id
         self.slots = Slots(attachment.memory.slots, slot_bytes)
         self.is_open = True
+        self._memory = attachment.memory
         self._connection = attachment.connection
         asyncio.get_running_loop().add_reader(self._connection, self._hear)
 
@@ -64,6 +65,7 @@ class Staging:
         if self.is_open:
             self.is_open = False
             self.slots.close()
+            self._memory.close()
             asyncio.get_running_loop().remove_reader(self._connection)
             self._connection.close()
 

@@ -9,9 +9,11 @@ import grpc.aio
 from prometheus_client import CollectorRegistry
 
 from core.ids import Role
+from kv_transfer.config import ReceiverConfig, SharedMemory
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
+from kv_transfer.shm_acceptor import offer_shared_memory
 from protos.grpc_options import SERVER_OPTIONS
 from tests.unit.kv_transfer.doubles import LAYOUT, ByteStore, StorePort, worker_ref
 
@@ -22,6 +24,7 @@ async def main() -> None:
     ref = worker_ref("decode-0", Role.DECODE, f"127.0.0.1:{port}")
     reservations = StorePort(ByteStore(64), 64)
     receiver = Receiver(reservations, ref, LAYOUT, TransferMetrics(CollectorRegistry()))
+    offer_shared_memory(receiver, ReceiverConfig(shm=SharedMemory.REQUIRED))
     add_kv_transfer_servicer(server, receiver)
     await server.start()
     sys.stdout.write(f"{ref.epoch} {port}\n")

@@ -11,12 +11,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from core.clock import Deadline, MonotonicClock
+from core.clock import Deadline
 from core.errors import (
     LayoutMismatch,
     ReservationRefused,
@@ -28,7 +26,7 @@ from core.errors import (
     WorkerLost,
 )
 from core.handoff import HandoffTicket
-from core.ids import Role, TicketId, WorkerRef, new_epoch
+from core.ids import TicketId, WorkerRef, new_epoch
 from core.kv_layout import KVLayout
 from kv_transfer.codec import (
     HEADER_BYTES,
@@ -37,30 +35,26 @@ from kv_transfer.codec import (
     encode_staged_frame,
     payload_checksum,
 )
-from kv_transfer.config import BridgeConfig, ReceiverConfig, SharedMemory
-from kv_transfer.grpc_transport import add_kv_transfer_servicer
+from kv_transfer.config import BridgeConfig
 from kv_transfer.metrics import TransferMetrics
-from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
-from kv_transfer.session import SendSession
-from kv_transfer.shm_acceptor import offer_shared_memory
 from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import CommitClaim, Fence, Room, Transport
-from protos.grpc_options import SERVER_OPTIONS
+from tests.integration.kv_transfer.ends import (
+    CLOCK,
+    LAYOUT,
+    WAYS,
+    DecodeEnd,
+    PrefillEnd,
+    decode_end,
+    no_task_is_left,
+)
 from tests.unit.kv_transfer.doubles import (
     ByteStore,
     StorePort,
     failure_of,
     make_ticket,
-    worker_ref,
 )
-
-# 2 layers × K, V × 2 heads × 16 slots × 32 × 4 bytes = 16 KiB a block
-LAYOUT = KVLayout(model="toy", num_layers=2, num_kv_heads=2, head_dim=32, block_size=16)
-CLOCK = MonotonicClock()
-
-
-WAYS = {"grpc": SharedMemory.NEVER, "shm": SharedMemory.REQUIRED}
 
 
 @pytest.fixture(params=list(WAYS))
@@ -72,31 +66,24 @@ def way(request: pytest.FixtureRequest) -> str:
 
 @dataclass
 class Bridge:
-    way: str
-    prefill: WorkerRef
-    decode: WorkerRef
-    store: ByteStore
-    port: StorePort
-    sender: Sender
-    server: grpc.aio.Server
-    registry: CollectorRegistry
-    sender_registry: CollectorRegistry
+    """Both ends."""
 
-    def ticket(self, num_tokens: int) -> HandoffTicket:
-        return make_ticket(num_tokens, self.prefill, self.decode, self.store.layout)
+    way: str
+    prefill_end: PrefillEnd
+    decode_end: DecodeEnd
+
+    def __post_init__(self) -> None:
+        self.prefill, self.decode = self.prefill_end.ref, self.decode_end.ref
+        self.store, self.port = self.prefill_end.store, self.decode_end.port
+        self.server, self.counted = self.decode_end.server, self.decode_end.counted
+        self.ticket, self.open = self.prefill_end.ticket, self.prefill_end.open
 
     def connect(self, ref: WorkerRef | None = None) -> Transport:
         """A connection of its own, beside the sender's."""
-        return connect_as_configured(BridgeConfig(shm=WAYS[self.way]))(ref or self.decode)
-
-    def open(self, ticket: HandoffTicket, left_s: float = 20.0) -> SendSession:
-        return self.sender.open(ticket, Deadline.after(left_s, CLOCK))
-
-    def counted(self, name: str, **labels: str) -> float:
-        return self.registry.get_sample_value(name, labels) or 0.0
+        return self.prefill_end.connect(ref or self.decode)
 
     def received_bytes(self) -> float:
-        return self.counted("baton_kv_transfer_bytes_total", transport=self.way)
+        return self.decode_end.received_bytes(self.way)
 
 
 @asynccontextmanager
@@ -107,28 +94,14 @@ async def bridge(
     held: tuple[int, ...] = (),
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Bridge]:
-    registry, sender_registry = CollectorRegistry(), CollectorRegistry()
-    port = StorePort(ByteStore(num_blocks, layout), num_blocks, held)
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    prefill, decode = worker_ref("prefill-0", Role.PREFILL), worker_ref("decode-0", Role.DECODE, address)
-    receiver = Receiver(port, decode, layout, TransferMetrics(registry))
-    offer_shared_memory(receiver, ReceiverConfig())
-    add_kv_transfer_servicer(server, receiver)
-    await server.start()
-    store = ByteStore(num_blocks, layout, seed=1)
     config = replace(config or BridgeConfig(), shm=WAYS[way])
-    metrics = TransferMetrics(sender_registry)
-    sender = Sender(store, prefill, connect_as_configured(config), CLOCK, metrics, config)
-    try:
-        yield Bridge(way, prefill, decode, store, port, sender, server, registry, sender_registry)
-    finally:
-        await sender.close()
-        await server.stop(0)
-        await receiver.close()
-    async with asyncio.timeout(5):
-        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - what a server leaves ends by itself, untold
-            await asyncio.sleep(0.01)
+    async with decode_end(StorePort(ByteStore(num_blocks, layout), num_blocks, held)) as decode:
+        prefill = PrefillEnd(decode.ref, config, ByteStore(num_blocks, layout, seed=1))
+        try:
+            yield Bridge(way, prefill, decode)
+        finally:
+            await prefill.sender.close()
+    await no_task_is_left()
 
 
 def blocks_of(ends: Bridge, ticket: HandoffTicket, indexes: range) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -17,9 +18,11 @@ from prometheus_client import CollectorRegistry
 from core.clock import Deadline, MonotonicClock
 from core.errors import TransferTimeout, WorkerLost
 from core.ids import Epoch, Role, WorkerId, WorkerRef
+from kv_transfer.config import BridgeConfig, SharedMemory
 from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
+from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import Fence
 from tests.unit.kv_transfer.doubles import LAYOUT, PREFILL, ByteStore, failure_of, make_ticket
 
@@ -63,18 +66,27 @@ async def test_a_call_to_a_killed_or_frozen_decode_worker_fails_in_time(
         await transport.close()
 
 
+def own_mappings() -> int:
+    gc.collect()  # of earlier tests
+    return Path("/proc/self/maps").read_text().count("memfd:baton-staging")
+
+
+@pytest.mark.parametrize("shm", [SharedMemory.NEVER, SharedMemory.AUTO])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bounded_silence(
-    number: signal.Signals,
+    number: signal.Signals, shm: SharedMemory
 ) -> None:
     async with decode_process() as (ref, pid):
         clock = MonotonicClock()
         store = ByteStore(64, LAYOUT, seed=1)
-        sender = Sender(store, PREFILL, GrpcTransport, clock, TransferMetrics(CollectorRegistry()))
+        config = BridgeConfig(shm=shm)
+        metrics = TransferMetrics(CollectorRegistry())
+        sender = Sender(store, PREFILL, connect_as_configured(config), clock, metrics, config)
         session = sender.open(make_ticket(64 * 4, decode=ref), Deadline.after(60, clock))
         session.add_blocks(0, range(32))
         await session.offered()
         await asyncio.sleep(0.2)
+        assert own_mappings() == (shm is SharedMemory.AUTO)
         os.kill(pid, number)
         started = time.monotonic()
         session.add_blocks(32, range(32, 64))
@@ -82,3 +94,4 @@ async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bo
         assert time.monotonic() - started < 7.0
         await sender.close()
         assert time.monotonic() - started < 10.0
+        assert own_mappings() == 0

@@ -1,0 +1,77 @@
+"""A prefill process that hands one ticket over through shared memory, and can be caught at it.
+
+Prints what it does, one JSON object a line. It halts in the middle of filling the slot of frame number
+`halts_at`, if that is not 0, until a line comes on its standard input.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from core.clock import Deadline, MonotonicClock
+from core.errors import ServingError
+from core.ids import Epoch, Role, WorkerId, WorkerRef
+from kv_transfer.config import BridgeConfig, SharedMemory
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.sender import Sender
+from kv_transfer.shm_transport import connect_as_configured
+from tests.integration.kv_transfer.ends import LAYOUT
+from tests.unit.kv_transfer.doubles import ByteStore, make_ticket, worker_ref
+
+
+def tell(**event: Any) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+class HaltingStore(ByteStore):
+    """Halts half-way through writing the payload of the n-th frame to its slot."""
+
+    halts_at = 0
+    num_filled = 0
+
+    def read_blocks_into(self, block_ids: Sequence[int], target: memoryview) -> None:
+        self.num_filled += 1
+        if self.num_filled != self.halts_at:
+            super().read_blocks_into(block_ids, target)
+            return
+        payload, half = self.read_blocks(block_ids), len(target) // 2
+        target[:half] = payload[:half]
+        tell(event="halted")
+        sys.stdin.readline()
+        target[half:] = payload[half:]
+        tell(event="went on")
+
+
+async def main() -> None:
+    spec = json.loads(sys.argv[1])
+    decode = WorkerRef(WorkerId("decode-0"), Role.DECODE, Epoch(spec["epoch"]), spec["address"])
+    store = HaltingStore(spec["num_blocks"], LAYOUT, seed=spec["seed"])
+    store.halts_at = spec["halts_at"]
+    config = BridgeConfig(
+        shm=SharedMemory.REQUIRED,
+        staging_bytes=spec["staging_bytes"],
+        staged_frame_bytes=spec["frame_bytes"],
+    )
+    prefill, clock = worker_ref(f"prefill-{spec['seed']}", Role.PREFILL), MonotonicClock()
+    metrics = TransferMetrics(CollectorRegistry())
+    sender = Sender(store, prefill, connect_as_configured(config), clock, metrics, config)
+    ticket = make_ticket(spec["num_blocks"] * LAYOUT.block_size, prefill, decode, LAYOUT)
+    session = sender.open(ticket, Deadline.after(60, clock))
+    session.add_blocks(0, range(spec["num_blocks"]))
+    try:
+        await session.finish(ticket.num_tokens)
+        tell(event="ended", code="committed")
+    except ServingError as error:
+        tell(event="ended", code=error.code)
+    await sender.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

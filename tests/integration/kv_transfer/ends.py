@@ -1,0 +1,122 @@
+"""The two ends of the bridge in one loop, over real gRPC on 127.0.0.1, with or without shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import grpc.aio
+from prometheus_client import CollectorRegistry
+
+from core.clock import Deadline, MonotonicClock
+from core.handoff import HandoffTicket
+from core.ids import Role, WorkerRef
+from core.kv_layout import KVLayout
+from kv_transfer.config import BridgeConfig, ReceiverConfig, SharedMemory
+from kv_transfer.grpc_transport import add_kv_transfer_servicer
+from kv_transfer.metrics import TransferMetrics
+from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
+from kv_transfer.session import SendSession
+from kv_transfer.shm_acceptor import ShmAcceptor
+from kv_transfer.shm_memory import create_memory
+from kv_transfer.shm_transport import connect_as_configured
+from protos.grpc_options import SERVER_OPTIONS
+from tests.unit.kv_transfer.doubles import ByteStore, StorePort, make_ticket, worker_ref
+
+# 2 layers × K, V × 2 heads × 16 slots × 32 × 4 bytes = 16 KiB a block
+LAYOUT = KVLayout(model="toy", num_layers=2, num_kv_heads=2, head_dim=32, block_size=16)
+CLOCK = MonotonicClock()
+WAYS = {"grpc": SharedMemory.NEVER, "shm": SharedMemory.REQUIRED}
+
+
+class PrefillEnd:
+    """A sender with its blocks, whose ids are the indexes in its tickets, and its counters."""
+
+    def __init__(self, decode: WorkerRef, config: BridgeConfig, store: ByteStore) -> None:
+        self.ref = worker_ref("prefill-0", Role.PREFILL)
+        self.decode = decode
+        self.store = store
+        self.registry = CollectorRegistry()
+        self.connect = connect_as_configured(config)
+        metrics = TransferMetrics(self.registry)
+        self.sender = Sender(store, self.ref, self.connect, CLOCK, metrics, config)
+
+    def ticket(self, num_tokens: int) -> HandoffTicket:
+        return make_ticket(num_tokens, self.ref, self.decode, self.store.layout)
+
+    def open(self, ticket: HandoffTicket, left_s: float = 20.0) -> SendSession:
+        return self.sender.open(ticket, Deadline.after(left_s, CLOCK))
+
+    async def hand_over(self, num_blocks: int) -> HandoffTicket:
+        """Blocks 0, 1, … of the store, all at once."""
+        ticket = self.ticket(num_blocks * self.store.layout.block_size)
+        session = self.open(ticket)
+        session.add_blocks(0, range(num_blocks))
+        await session.finish(ticket.num_tokens)
+        return ticket
+
+    def num_fallbacks(self, reason: str) -> float:
+        labels = {"reason": reason}
+        return self.registry.get_sample_value("baton_kv_transfer_fallbacks_total", labels) or 0.0
+
+
+@dataclass
+class DecodeEnd:
+    """A served receiver; `acceptor` is its staging memory, if it offers any."""
+
+    ref: WorkerRef
+    port: StorePort
+    receiver: Receiver
+    acceptor: ShmAcceptor | None
+    server: grpc.aio.Server
+    registry: CollectorRegistry
+
+    def counted(self, name: str, **labels: str) -> float:
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def received_bytes(self, way: str) -> float:
+        return self.counted("baton_kv_transfer_bytes_total", transport=way)
+
+    def staging_bytes(self) -> float:
+        return self.counted("baton_kv_staging_bytes")
+
+    def holds(self, ticket: HandoffTicket, store: ByteStore) -> bool:
+        """Whether the ticket's blocks are those of prefill's store."""
+        indexes = range(ticket.num_blocks)
+        return all(self.port.block(ticket.ticket_id, index) == store.block(index) for index in indexes)
+
+
+@asynccontextmanager
+async def decode_end(
+    port: StorePort,
+    config: ReceiverConfig | None = None,
+    create: Callable[[int], int] = create_memory,
+) -> AsyncIterator[DecodeEnd]:
+    """`create` makes the memory of each pair."""
+    config = config or ReceiverConfig()
+    registry = CollectorRegistry()
+    server = grpc.aio.server(options=SERVER_OPTIONS)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    ref = worker_ref("decode-0", Role.DECODE, address)
+    receiver = Receiver(port, ref, port.store.layout, TransferMetrics(registry))
+    acceptor = None
+    if config.shm is not SharedMemory.NEVER:
+        acceptor = ShmAcceptor(ref.epoch, config.max_staging_bytes, receiver.metrics, create)
+        receiver.admit(acceptor)
+    add_kv_transfer_servicer(server, receiver)
+    await server.start()
+    try:
+        yield DecodeEnd(ref, port, receiver, acceptor, server, registry)
+    finally:
+        await server.stop(0)
+        await receiver.close()
+
+
+async def no_task_is_left() -> None:
+    """What a server leaves ends by itself, untold."""
+    async with asyncio.timeout(5):
+        while len(asyncio.all_tasks()) > 1:  # noqa: ASYNC110 - tasks of others, without events
+            await asyncio.sleep(0.01)
