@@ -1,0 +1,89 @@
+"""Worker processes of one host hand KV over through shared memory by default; the tokens are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from core import telemetry
+from core.ids import Role
+from tests.e2e import prompts
+from tests.e2e.fleet import Fleet
+from tests.e2e.meddler import Mode
+from tests.e2e.reference import Ledger, check_greedy
+from tests.e2e.scrape import rise, scrape, wait_idle
+from tests.e2e.split import SplitSystem
+
+BLOCK = 16
+
+
+@pytest.fixture(scope="module")
+def split(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitSystem]:
+    settings = {"router": {"plan": "remote"}}
+    with SplitSystem(fleet.models.toy(), settings, tmp_path_factory.mktemp("split")) as system:
+        yield system
+
+
+@pytest.fixture(autouse=True)
+def untouched(split: SplitSystem) -> Iterator[None]:
+    """Each test begins idle, and ends with a bridge that passes everything."""
+    wait_idle(split.client)
+    yield
+    split.bridge.mode = Mode.PASS
+    wait_idle(split.client)
+
+
+def ask(fleet: Fleet, split: SplitSystem, ids: list[int]) -> None:
+    """16 greedy tokens, checked against the reference."""
+    body = {"max_tokens": 16, "temperature": 0, "ignore_eos": True, "skip_special_tokens": False}
+    answer = split.client.complete(ids, **body, logprobs=1)
+    ledger = Ledger()
+    output = fleet.models.vocabulary.ids_of(answer)
+    assert len(output) == 16
+    check_greedy(
+        fleet.models.reference(fleet.models.toy()), ids, output, ledger, f"{len(ids)} ids", answer.logprobs
+    )
+    assert not ledger.near_ties
+
+
+@pytest.mark.parametrize("length", [1, 17, 500, 3000])
+def test_all_payload_goes_through_shared_memory_and_next_to_nothing_over_the_sockets(
+    fleet: Fleet, split: SplitSystem, length: int
+) -> None:
+    before, on_the_wire = scrape(split.client), split.bridge.num_bytes_to_server
+    ask(fleet, split, prompts.random_ids(fleet.models.bundled, length, seed=5000 + length))
+    wait_idle(split.client)
+    after = scrape(split.client)
+    payload = -(-length // BLOCK) * split.block_bytes
+    assert rise(before, after, telemetry.KV_TRANSFER_BYTES, transport="shm") == payload
+    assert rise(before, after, telemetry.KV_TRANSFER_BYTES) == payload
+    assert rise(before, after, telemetry.KV_TRANSFER_FALLBACKS) == 0
+    if length >= 500:
+        assert split.bridge.num_bytes_to_server - on_the_wire < payload / 20
+
+
+def test_the_workers_map_one_memory_that_lies_in_no_file_system(fleet: Fleet, split: SplitSystem) -> None:
+    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 100, seed=51))
+    maps = {role: Path(f"/proc/{split.pids[role]}/maps").read_text().splitlines() for role in Role}
+    found = {role: [line for line in lines if "memfd:baton-staging" in line] for role, lines in maps.items()}
+    inodes = {line.split()[4] for lines in found.values() for line in lines}
+    assert all(len(lines) == 1 for lines in found.values())
+    assert len(inodes) == 1
+    assert " rw-s " in found[Role.PREFILL][0]
+    assert " r--s " in found[Role.DECODE][0], "decode does not write to it"
+
+
+def test_with_the_messages_lost_decode_prefills_and_afterwards_the_memory_serves_again(
+    fleet: Fleet, split: SplitSystem
+) -> None:
+    split.bridge.mode = Mode.SWALLOW
+    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=52))
+    split.bridge.mode = Mode.PASS
+    split.bridge.cut()
+    wait_idle(split.client)
+    before = scrape(split.client)
+    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=53))
+    wait_idle(split.client)
+    assert rise(before, scrape(split.client), telemetry.KV_TRANSFER_BYTES, transport="shm") > 0
