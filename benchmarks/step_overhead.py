@@ -71,7 +71,11 @@ class IdleDevice:
 
 def make_runner(num_sequences: int, max_tokens: int, kernels: str) -> ModelRunner:
     """A runner whose device is idle, with room for all sequences to their end."""
-    config = EngineConfig(num_kv_blocks=num_sequences * (max_tokens // 16 + 2), cpu_kernels=kernels)  # type: ignore[arg-type]
+    config = EngineConfig(
+        num_kv_blocks=num_sequences * (max_tokens // 16 + 2),
+        threads=1,
+        cpu_kernels=kernels,  # type: ignore[arg-type]
+    )
     folder = resolve_model(config.model)
     real = ModelConfig.from_folder(folder)
     ops = choose_ops(config, real)  # names the attention backend, whose plan is host work

@@ -37,6 +37,7 @@ class StreamRows:
         self._traits = np.zeros(0, dtype=TRAITS)
         self._end_ids = np.full((0, 1), _NO_ID, dtype=np.int64)
         self._tables = np.zeros((0, 1), dtype=np.int64)
+        self._num_named = np.zeros(0, dtype=np.int64)  # blocks in each row of `_tables`, before the padding
         self.num_blocks = 0
         self.num_computed_tokens = 0
 
@@ -77,6 +78,7 @@ class StreamRows:
         self._widen(len(blocks))
         self._tables[slot] = blocks[0]
         self._tables[slot, : len(blocks)] = blocks
+        self._num_named[slot] = len(blocks)
         self.num_blocks += len(sequence.block_table)
         self.num_computed_tokens += sequence.num_computed_tokens
 
@@ -100,7 +102,9 @@ class StreamRows:
         """The table of a stream at a border holds its block now; `num_new_blocks` were added to it."""
         index = (sequence.num_tokens - 1) // self._block_size
         self._widen(index + 1)
-        self._tables[self._slots[sequence], index] = sequence.block_table[index]
+        slot = self._slots[sequence]
+        self._tables[slot, index] = sequence.block_table[index]
+        self._num_named[slot] = index + 1
         self.num_blocks += num_new_blocks
 
     def step(self) -> StreamStep:
@@ -109,13 +113,14 @@ class StreamRows:
             return NO_STREAMS
         slots = self._ordered()
         num_tokens = self._num_tokens[slots]
-        width = -(-int(num_tokens.max()) // self._block_size)
+        num_blocks = -(-num_tokens // self._block_size)
+        assert (num_blocks == self._num_named[slots]).all(), "a stream lacks a block for its last token"
         return StreamStep(
             sequences=tuple(self._sequences),
             slots=slots,
             token_ids=self._token_ids[slots],
             num_tokens=num_tokens,
-            block_tables=self._tables[slots, :width],
+            block_tables=self._tables[slots, : num_blocks.max()],
             traits=self._traits[slots],
             end_ids=self._end_ids[slots],
         )
@@ -139,8 +144,9 @@ class StreamRows:
         assert not set(self._slots.values()) & set(self._free)
         for sequence in self._sequences:
             slot = self._slots[sequence]
-            num_blocks = -(-sequence.num_computed_tokens // self._block_size)
+            num_blocks = int(self._num_named[slot])
             blocks = sequence.block_table[:num_blocks]
+            assert num_blocks * self._block_size >= sequence.num_computed_tokens
             assert sequence.num_uncomputed_tokens == 1
             assert self._token_ids[slot] == sequence.token_ids[-1]
             assert self._num_tokens[slot] == sequence.num_tokens
@@ -163,7 +169,15 @@ class StreamRows:
         """Twice as many."""
         old, num = len(self._token_ids), max(16, 2 * len(self._token_ids))
         self._free = list(range(num - 1, old - 1, -1))
-        for array in (self._token_ids, self._num_tokens, self._traits, self._end_ids, self._tables):
+        arrays = (
+            self._token_ids,
+            self._num_tokens,
+            self._traits,
+            self._end_ids,
+            self._tables,
+            self._num_named,
+        )
+        for array in arrays:
             # nothing else refers to them: a step has copies
             array.resize((num, *array.shape[1:]), refcheck=False)
 

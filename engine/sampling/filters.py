@@ -1,7 +1,6 @@
 """Top-k, top-p and min-p: which tokens may be drawn, and how near each was to the other side.
 
 Works on scaled logits x whose row maximum is 0, so that a probability ratio to the best token is exp(x).
-`settings` are the rows' records of SETTINGS.
 """
 
 from __future__ import annotations
@@ -46,27 +45,56 @@ class Candidates:
     cut: Cut | None
 
 
-def unsorted_candidates(x: torch.Tensor, settings: Records) -> Candidates:
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The filters of some rows, all `[num_rows, 1]` on the device of their logits."""
+
+    top_k: torch.Tensor  # int64, size of the vocabulary: off
+    top_p: torch.Tensor  # float32, infinite: off
+    log_min_p: torch.Tensor  # float32, -inf: off
+    has_min_p: bool  # whether it is on for any row
+
+    def at(self, rows: torch.Tensor) -> Filters:
+        """Those of some of the rows."""
+        return Filters(self.top_k[rows], self.top_p[rows], self.log_min_p[rows], self.has_min_p)
+
+
+def tiled_filters(settings: Records, vocab_size: int, size: int, device: torch.device) -> list[Filters]:
+    """From records of SETTINGS, `size` rows at a time."""
+    top_k, top_p, log_min_p = settings["top_k"], settings["top_p"], settings["log_min_p"]
+    limits = np.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
+    has_min_p = (log_min_p > -math.inf).tolist()
+    columns = zip(
+        torch.split(torch.from_numpy(limits).to(device)[:, None], size),
+        torch.split(column(np.where(top_p < 1.0, top_p, math.inf), device), size),
+        torch.split(column(log_min_p, device), size),
+        range(0, len(settings), size),
+        strict=True,
+    )
+    return [Filters(k, p, log_p, any(has_min_p[first : first + size])) for k, p, log_p, first in columns]
+
+
+def unsorted_candidates(x: torch.Tensor, filters: Filters) -> Candidates:
     """All tokens of `[num_rows, vocab]`, filtered by min-p alone."""
     ids = torch.arange(x.shape[-1], device=x.device).expand_as(x)
-    if np.all(np.isneginf(settings["log_min_p"])):
+    if not filters.has_min_p:
         return Candidates(ids, x, None)
-    is_kept, margin = _min_p(x, settings)
+    is_kept, margin = _min_p(x, filters.log_min_p)
     floor = torch.full((x.shape[0],), math.inf, device=x.device)
     return Candidates(ids, x, Cut(is_kept, margin, floor))
 
 
 def num_listed(settings: Records, vocab_size: int) -> Ints:
-    """How many best tokens to list at first, for each row; 0 if no filter needs an order. Depends on the
-    row's parameters only.
+    """How many best tokens to list at first, for each of the records of SETTINGS; 0 if no filter needs an
+    order. Depends on the row's parameters only.
     """
     top_k = settings["top_k"]
-    has_top_k = (top_k > 0) & (top_k < vocab_size)
     nucleus = np.where(settings["top_p"] < 1.0, min(vocab_size, _NUCLEUS_GUESS), 0)
-    return np.where(has_top_k, np.minimum(vocab_size, top_k + _MARGIN_TOKENS), nucleus)
+    listed = np.minimum(vocab_size, top_k + _MARGIN_TOKENS)
+    return np.where((top_k > 0) & (top_k < vocab_size), listed, nucleus)
 
 
-def sorted_candidates(x: torch.Tensor, settings: Records, num: int) -> tuple[Candidates, torch.Tensor]:
+def sorted_candidates(x: torch.Tensor, filters: Filters, num: int) -> tuple[Candidates, torch.Tensor]:
     """The `num` best tokens of `[num_rows, vocab]` in order, filtered by top-k, top-p and min-p in this
     order.
 
@@ -78,9 +106,9 @@ def sorted_candidates(x: torch.Tensor, settings: Records, num: int) -> tuple[Can
     ids = top_ids(x, num)
     values = x.gather(-1, ids)
     rank = torch.arange(num, device=x.device)[None, :]  # [1, num]
-    in_k, margin_k = _top_k(values, rank, settings, vocab_size)
-    in_p, margin_p, is_open = _top_p(x, values, in_k, settings)
-    in_m, margin_m = _min_p(values, settings)
+    in_k, margin_k = _top_k(values, rank, filters.top_k)
+    in_p, margin_p, is_open = _top_p(x, values, in_k, filters.top_p)
+    in_m, margin_m = _min_p(values, filters.log_min_p)
     is_kept = in_k & in_p & in_m
     margin = torch.where(
         is_kept,
@@ -95,11 +123,9 @@ def sorted_candidates(x: torch.Tensor, settings: Records, num: int) -> tuple[Can
 
 
 def _top_k(
-    values: torch.Tensor, rank: torch.Tensor, settings: Records, vocab_size: int
+    values: torch.Tensor, rank: torch.Tensor, limits: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    top_k = settings["top_k"]
-    limits = np.where((top_k > 0) & (top_k < vocab_size), top_k, vocab_size)
-    in_k = rank < torch.from_numpy(limits).to(values.device)[:, None]
+    in_k = rank < limits
     return in_k, _border_gap(values, in_k)
 
 
@@ -116,10 +142,8 @@ def _border_gap(values: torch.Tensor, is_in: torch.Tensor) -> torch.Tensor:
 
 
 def _top_p(
-    x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor, settings: Records
+    x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor, p: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    top_p = settings["top_p"]
-    p = column(np.where(top_p < 1.0, top_p, math.inf), x.device)
     mass = _mass_before(x, values, in_k)  # [num_rows, num + 1]
     before = mass[:, :-1]
     before[:, 0] = -math.inf  # the best token is always in
@@ -140,8 +164,7 @@ def _mass_before(x: torch.Tensor, values: torch.Tensor, in_k: torch.Tensor) -> t
     return torch.cat([torch.zeros_like(mass[:, :1]), mass], dim=-1)
 
 
-def _min_p(values: torch.Tensor, settings: Records) -> tuple[torch.Tensor, torch.Tensor]:
-    threshold = column(settings["log_min_p"], values.device)
+def _min_p(values: torch.Tensor, threshold: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     is_best = values == 0.0
     second = values.masked_fill(is_best, -math.inf).amax(-1, keepdim=True)
     lead = torch.where(is_best.sum(-1, keepdim=True) > 1, 0.0, -second)

@@ -12,19 +12,24 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from core.errors import StepFailed
 from core.request import TokenLogprob
 from engine.sampling.adjust import adjust
-from engine.sampling.filters import Candidates, column, num_listed, sorted_candidates, unsorted_candidates
+from engine.sampling.filters import (
+    Candidates,
+    Filters,
+    column,
+    num_listed,
+    sorted_candidates,
+    tiled_filters,
+    unsorted_candidates,
+)
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import log_exponential, row_keys
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampled import SampledColumns, SampledToken
 from engine.sampling.settings import Ints, Records, SamplingColumns, columns_of
-
-Floats = NDArray[np.float64]
 
 _GREEDY, _UNSORTED = -1, 0  # kinds of work; a positive kind is the number of candidates to list
 _MIN_TEMPERATURE = 1e-30  # still a normal float32
@@ -57,40 +62,70 @@ class Sampler:
         """
         assert logits.dtype == torch.float32
         assert logits.shape[0] == len(columns)
-        token_ids, gaps = np.zeros(len(columns), dtype=np.int64), np.zeros(len(columns))
-        is_greedy = columns.settings["temperature"] == 0.0
-        kinds = np.where(is_greedy, _GREEDY, num_listed(columns.settings, logits.shape[-1]))
-        for kind in np.unique(kinds).tolist():
-            for tile in self._tiles(kind, np.flatnonzero(kinds == kind), logits.device):
-                token_ids[tile], gaps[tile] = _run(kind, tile, logits, columns)
+        found = np.empty((3, len(columns)))  # token ids, gaps, best logits: float64 holds all of them exactly
+        for kind, indexes in _groups(columns.settings, logits.shape[-1]):
+            # one transfer for all rows of a kind
+            found[:, indexes] = torch.cat(self._run(kind, indexes, logits, columns), dim=1).cpu().numpy()
+        gaps, best = found[1], found[2]
+        is_broken = ~np.isfinite(best) | np.isnan(gaps)
+        if is_broken.any():
+            raise StepFailed("logits are not finite", row=int(is_broken.argmax()))
+        token_ids: Ints = found[0].astype(np.int64)
         return SampledColumns(token_ids, gaps, _logprobs(logits, columns, token_ids))
 
-    def _tiles(self, kind: int, indexes: Ints, device: torch.device) -> list[Ints]:
+    def _run(
+        self, kind: int, indexes: Ints, logits: torch.Tensor, columns: SamplingColumns
+    ) -> list[torch.Tensor]:
+        """`[3, num_rows]` for each tile of the rows `indexes`."""
         if kind == _GREEDY:  # only comparisons: no neighbour can matter
-            return [indexes]
-        size = self._tile_rows or (1 if device.type == "cpu" else len(indexes))
-        return [indexes[start : start + size] for start in range(0, len(indexes), size)]
+            return [_joined(_greedy(_adjusted(logits, indexes, columns)))]
+        size = self._tile_rows or (1 if logits.device.type == "cpu" else len(indexes))
+        settings, positions, device = columns.settings[indexes], columns.positions[indexes], logits.device
+        temperatures = column(np.maximum(settings["temperature"], _MIN_TEMPERATURE), device)
+        tiles = zip(
+            range(0, len(indexes), size),
+            torch.split(temperatures, size),
+            torch.split(row_keys(settings["key"], positions, device), size),
+            tiled_filters(settings, logits.shape[-1], size, device),
+            strict=True,
+        )
+        return [
+            _joined(
+                _drawn(_adjusted(logits, indexes[first : first + size], columns), kind, heat, keys, filters)
+            )
+            for first, heat, keys, filters in tiles
+        ]
 
 
-def _run(kind: int, tile: Ints, logits: torch.Tensor, columns: SamplingColumns) -> tuple[Ints, Floats]:
-    """Token ids and gaps of the rows `tile`."""
-    is_all = len(tile) == len(columns)
-    x = logits if is_all else logits[torch.from_numpy(tile).to(logits.device)]
+def _joined(chosen: _Chosen) -> torch.Tensor:
+    return torch.stack([column.double() for column in chosen])
+
+
+def _groups(settings: Records, vocab_size: int) -> list[tuple[int, Ints]]:
+    """Rows by kind of work."""
+    is_greedy = settings["temperature"] == 0.0
+    if is_greedy.all():
+        return [(_GREEDY, np.arange(len(settings)))]
+    kinds = np.where(is_greedy, _GREEDY, num_listed(settings, vocab_size))
+    return [(kind, np.flatnonzero(kinds == kind)) for kind in dict.fromkeys(kinds.tolist())]
+
+
+def _adjusted(logits: torch.Tensor, tile: Ints, columns: SamplingColumns) -> torch.Tensor:
+    """The rows `tile`, with bias, penalties and mask; `logits` themselves or a view where nothing changes."""
+    rows: dict[int, SamplingRow] = {}
     if columns.adjusted:
-        places = {int(index): place for place, index in enumerate(tile)}
-        rows = {places[index]: row for index, row in columns.adjusted.items() if index in places}
-        if rows:
-            x = x.clone(memory_format=torch.contiguous_format) if is_all else x
-            adjust(x, rows)
-    chosen = (
-        _greedy(x) if kind == _GREEDY else _drawn(x, columns.settings[tile], columns.positions[tile], kind)
-    )
-    # one transfer for all; float64 holds ids and float32 exactly
-    token_ids, gaps, best = torch.stack([column.double() for column in chosen]).cpu().numpy()
-    is_broken = ~np.isfinite(best) | np.isnan(gaps)
-    if is_broken.any():
-        raise StepFailed("logits are not finite", row=int(tile[is_broken.argmax()]))
-    return token_ids.astype(np.int64), gaps
+        places = enumerate(tile.tolist())
+        rows = {place: columns.adjusted[index] for place, index in places if index in columns.adjusted}
+    if len(tile) == len(columns):
+        x = logits
+    elif len(tile) == 1:
+        x = logits[int(tile[0]) : int(tile[0]) + 1]
+    else:
+        x = logits[torch.from_numpy(tile).to(logits.device)]
+    if rows:
+        x = x.clone(memory_format=torch.contiguous_format)
+        adjust(x, rows)
+    return x
 
 
 def _logprobs(logits: torch.Tensor, columns: SamplingColumns, token_ids: Ints) -> dict[int, TokenLogprob]:
@@ -115,32 +150,33 @@ def _greedy(x: torch.Tensor) -> _Chosen:
     return token_ids, (best - second)[:, 0], best[:, 0]
 
 
-def _drawn(x: torch.Tensor, settings: Records, positions: Ints, kind: int) -> _Chosen:
-    """A token of each row of `[num_rows, vocab]` by the Gumbel-max trick over what the filters keep."""
+def _drawn(
+    x: torch.Tensor, kind: int, temperature: torch.Tensor, keys: torch.Tensor, filters: Filters
+) -> _Chosen:
+    """A token of each row of `[num_rows, vocab]` by the Gumbel-max trick over what the filters keep.
+
+    `temperature` is `[num_rows, 1]`, `keys` are the rows' noise.
+    """
     best = x.amax(-1)
-    temperature = column(np.maximum(settings["temperature"], _MIN_TEMPERATURE), x.device)
     # shifted first, so that no temperature overflows and the best tokens keep their precision
     x = (x - best[:, None]) / temperature
-    keys = row_keys(settings["key"], positions, x.device)
     if kind == _UNSORTED:
-        token_ids, gaps = _draw(unsorted_candidates(x, settings), keys)
+        token_ids, gaps = _draw(unsorted_candidates(x, filters), keys)
     else:
-        token_ids, gaps = _draw_sorted(x, settings, keys, kind)
+        token_ids, gaps = _draw_sorted(x, filters, keys, kind)
     return token_ids, gaps * temperature[:, 0].clamp(max=1.0), best
 
 
 def _draw_sorted(
-    x: torch.Tensor, settings: Records, keys: torch.Tensor, num: int
+    x: torch.Tensor, filters: Filters, keys: torch.Tensor, num: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`_draw` over the `num` best tokens, over more of them for the rows that need it."""
-    candidates, is_open = sorted_candidates(x, settings, num)
+    candidates, is_open = sorted_candidates(x, filters, num)
     token_ids, gaps = _draw(candidates, keys)
     again = is_open.nonzero()[:, 0]
     if len(again):
         wider = min(x.shape[-1], num * _WIDER)
-        token_ids[again], gaps[again] = _draw_sorted(
-            x[again], settings[again.cpu().numpy()], keys[again], wider
-        )
+        token_ids[again], gaps[again] = _draw_sorted(x[again], filters.at(again), keys[again], wider)
     return token_ids, gaps
 
 
