@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -148,6 +149,8 @@ def main() -> int:
         "repeats × runs": f"{options.repeats} × {options.runs}",
     }
     comparison = Comparison(prompts, workloads, options.repeats, options.runs, logs, options.out)
+    # asyncio cancels on SIGINT, and then the server is stopped; without this SIGTERM would leave it running
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     asyncio.run(comparison.measure(results))
     print(table(results, workloads), configuration(results, settings), sep="\n\n")
     return 1 if any(result.failures for result in results) else 0
