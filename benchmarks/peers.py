@@ -149,7 +149,9 @@ def main() -> int:
         "repeats × runs": f"{options.repeats} × {options.runs}",
     }
     comparison = Comparison(prompts, workloads, options.repeats, options.runs, logs, options.out)
-    # asyncio cancels on SIGINT, and then the server is stopped; without this SIGTERM would leave it running
+    # On SIGINT asyncio cancels, and so the server is stopped. A shell's background jobs ignore it from birth,
+    # and SIGTERM would leave the server running.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     asyncio.run(comparison.measure(results))
     print(table(results, workloads), configuration(results, settings), sep="\n\n")
