@@ -1,0 +1,124 @@
+"""A runner over a model with random weights that are made on the device and nowhere saved.
+
+Owns the shapes and the one place that knows how an engine is put together without a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from engine.config import EngineConfig
+from engine.loaded_model import LoadedModel
+from engine.model.config import ModelConfig
+from engine.model.linear import DenseLinears
+from engine.model.rope_config import RopeConfig
+from engine.model.transformer import Transformer
+from engine.model.weights import EMBEDDING, expected_tensors
+from engine.runner import ModelRunner
+
+LLAMA_3_8B = ModelConfig(
+    name="8B shape",
+    architecture="LlamaForCausalLM",
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(theta=500000.0),
+    max_context=16384,
+    is_head_tied=False,
+)
+TOY = ModelConfig(
+    name="toy shape",
+    architecture="LlamaForCausalLM",
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    rope=RopeConfig(),
+    max_context=512,
+    is_head_tied=False,
+)
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RandomModel:
+    """`weight_bytes` are those that a step reads: all but the embedding, of which it takes single rows."""
+
+    runner: ModelRunner
+    config: ModelConfig
+    dtype: torch.dtype
+    weight_bytes: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.config.name}, {str(self.dtype).removeprefix('torch.')}"
+
+    def prefill_flop(self, num_tokens: int) -> float:
+        """Of a whole prompt without the head: two per token and parameter, and causal attention."""
+        config = self.config
+        num_parameters = sum(
+            shape[0] * shape[1]
+            for name, shape in expected_tensors(config).items()
+            if len(shape) == 2 and name.startswith("layers.")
+        )
+        attention = 2 * config.num_layers * config.num_heads * config.head_dim * num_tokens**2
+        return 2.0 * num_parameters * num_tokens + attention
+
+
+def make_model(config: ModelConfig, device: torch.device, num_kv_blocks: int) -> RandomModel:
+    """In bf16 on a GPU if the engine has it, in fp32 otherwise."""
+    name = "bfloat16" if device.type == "cuda" and "bfloat16" in engine_dtypes() else "float32"
+    dtype = _DTYPES[name]
+    fields: dict[str, Any] = {"dtype": name, "device": device.type}
+    engine = EngineConfig(
+        model=config.name,
+        num_kv_blocks=num_kv_blocks,
+        enable_prefix_cache=False,
+        cpu_kernels="torch",
+        **fields,
+    )
+    weights = _weights(config, dtype, device)
+    weight_bytes = sum(tensor.nbytes for key, tensor in weights.items() if key != EMBEDDING)
+    runner = ModelRunner(_loaded(config, engine, weights, device), engine)
+    runner.warm_up()
+    runner.cache.pool.tensor.uniform_(-1.0, 1.0)  # values that scores can be made of
+    return RandomModel(runner, config, dtype, weight_bytes)
+
+
+def engine_dtypes() -> tuple[str, ...]:
+    """What this engine computes in."""
+    return get_args(get_type_hints(EngineConfig)["dtype"])
+
+
+def _loaded(
+    config: ModelConfig, engine: EngineConfig, weights: Mapping[str, torch.Tensor], device: torch.device
+) -> LoadedModel:
+    """What `engine.loaded_model.load_model` does, without its checkpoint."""
+    with torch.inference_mode():
+        transformer = Transformer(config, weights, DenseLinears(weights), config.max_context)
+    return LoadedModel(Path(engine.model), config, transformer, config.max_context, device)
+
+
+def _weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(0)
+    weights = {}
+    for name, shape in expected_tensors(config).items():
+        tensor = torch.empty(shape, dtype=dtype, device=device)
+        weights[name] = (
+            tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0.0, 0.03, generator=generator)
+        )
+    return weights
