@@ -7,15 +7,15 @@ on the step thread.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Iterator
 
 from decode_worker.config import DecodeConfig
+from decode_worker.running import Running
 from engine.kv.cache import KVCache
 from engine.sampling.settings import Ints
 from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan
-from engine.stream_rows import StreamRows
 
 _NO_SAMPLES: tuple[int, ...] = ()
 
@@ -27,18 +27,14 @@ class Scheduler:
     Preempts the newest when blocks run out: the oldest sequence never loses its blocks to another, so it
     always progresses, and with it, one after the other, all. A preempted sequence keeps its place in the
     order of arrival.
-
-    Who runs is either a stream, which has a row, or still reads; both are kept in order of arrival.
     """
 
     def __init__(self, config: DecodeConfig, cache: KVCache, eos_token_ids: frozenset[int]) -> None:
         self._config = config
         self._cache = cache
         self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
-        self._reading: list[Sequence] = []
-        self._streams = StreamRows(cache.layout.block_size, eos_token_ids)
         self._arrivals: dict[Sequence, int] = {}
+        self._running = Running(cache.layout.block_size, eos_token_ids, self._arrivals.__getitem__)
         self._first_samples: dict[Sequence, tuple[int, ...]] = {}
         self._num_uncached: dict[Sequence, int] = {}
         self._num_arrived = 0
@@ -76,22 +72,21 @@ class Scheduler:
     @property
     def num_running_tokens(self) -> int:
         """Tokens that running sequences still have to compute before their next one is sampled."""
-        return len(self._streams) + sum(sequence.num_uncomputed_tokens for sequence in self._reading)
+        return self._running.num_uncomputed_tokens
 
     @property
     def num_held_slots(self) -> int:
         """Token slots in the blocks of running sequences; a shared block counts for each of them."""
-        num_blocks = self._streams.num_blocks + sum(len(item.block_table) for item in self._reading)
-        return num_blocks * self._cache.layout.block_size
+        return self._running.num_held_slots
 
     @property
     def num_computed_tokens(self) -> int:
         """Tokens of running sequences that those slots hold."""
-        return self._streams.num_computed_tokens + sum(item.num_computed_tokens for item in self._reading)
+        return self._running.num_computed_tokens
 
     @property
     def has_work(self) -> bool:
-        return bool(self._running or self._waiting)
+        return len(self._running) + len(self._waiting) > 0
 
     def tables(self) -> Iterator[list[int]]:
         """The block tables of all sequences here, for the allocator's check."""
@@ -99,8 +94,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert that each running sequence reads or has a row, and that the rows are right."""
-        assert sorted(map(id, self._running)) == sorted(map(id, (*self._reading, *self._streams)))
-        self._streams.check()
+        self._running.check()
 
     def add(self, sequence: Sequence, first_samples: tuple[int, ...] = _NO_SAMPLES) -> None:
         """Queue a sequence that has no blocks. `first_samples`: samples to draw at its first token (empty:
@@ -132,7 +126,7 @@ class Scheduler:
             self._waiting.remove(sequence)
             del self._num_uncached[sequence]
         else:
-            self._leave(sequence)
+            self._running.leave(sequence)
         del self._arrivals[sequence]
         self._first_samples.pop(sequence, None)
         self._cache.release(sequence)
@@ -144,10 +138,10 @@ class Scheduler:
         self.is_short = False
         self.started = ()
         num_preemptions = self.num_preemptions
-        self._settle_readers()
+        self._running.settle_readers()
         self._grow_streams()
         plan = self._plan_last_tokens()
-        num_streams = len(self._streams) + len(plan)
+        num_streams = len(self._running.streams) + len(plan)
         budget = self._config.token_budget - num_streams
         if num_streams:
             budget = min(budget, self._config.prefill_chunk)
@@ -156,13 +150,13 @@ class Scheduler:
             self.is_short = True
         else:
             self._plan_newcomers(plan, budget, self._config.max_num_seqs - num_reserved_samples)
-        return StepPlan(tuple(plan), streams=self._streams.step())
+        return StepPlan(tuple(plan), streams=self._running.streams.step())
 
     def advance(self, plan: StepPlan, token_ids: Ints) -> None:
         """After the step ran: its tokens are computed, each stream has its next one of `token_ids`, blocks
         that became full get their names.
         """
-        for sequence in self._streams.advance(plan.streams, token_ids):
+        for sequence in self._running.streams.advance(plan.streams, token_ids):
             self._cache.publish_full(sequence)
         for item in plan.chunks:
             item.sequence.num_computed_tokens += item.num_scheduled_tokens
@@ -178,31 +172,22 @@ class Scheduler:
 
     # ------------------------------------------------------------ inside
 
-    def _settle_readers(self) -> None:
-        """Readers that have come to their last output token are streams from here on."""
-        for sequence in list(self._reading):
-            if sequence.num_output_tokens > 0 and sequence.num_uncomputed_tokens == 1:
-                self._reading.remove(sequence)
-                arrival, streams = self._arrivals[sequence], self._streams
-                streams.insert(
-                    bisect_right(streams.sequences, arrival, key=self._arrivals.__getitem__), sequence
-                )
-
     def _grow_streams(self) -> None:
         """Blocks for the streams that need one; oldest first, so that the newest pays for scarcity."""
-        for sequence in self._streams.at_border():
+        streams = self._running.streams
+        for sequence in streams.at_border():
             num_blocks = len(sequence.block_table)
-            if sequence in self._streams and self._make_room(sequence):
-                self._streams.enter_block(sequence, len(sequence.block_table) - num_blocks)
+            if sequence in streams and self._make_room(sequence):
+                streams.enter_block(sequence, len(sequence.block_table) - num_blocks)
 
     def _plan_last_tokens(self) -> list[ScheduledSequence]:
         """Prompts of which one token is left run like streams; their blocks came when they started."""
-        return [self._scheduled(item, 1) for item in self._reading if item.num_uncomputed_tokens == 1]
+        return [self._scheduled(item, 1) for item in self._running.reading if item.num_uncomputed_tokens == 1]
 
     def _plan_chunks(self, plan: list[ScheduledSequence], budget: int) -> int:
         """Chunks of prefills that have started; they got their blocks then. Returns the tokens planned."""
         num_planned = 0
-        for sequence in self._reading:
+        for sequence in self._running.reading:
             if sequence.num_uncomputed_tokens > 1 and num_planned < budget:
                 chunk = min(sequence.num_uncomputed_tokens, budget - num_planned)
                 plan.append(self._scheduled(sequence, chunk))
@@ -217,7 +202,7 @@ class Scheduler:
                 return
             del self._waiting[0]
             del self._num_uncached[sequence]
-            self._enter(sequence)
+            self._running.enter(sequence)
             self.started += (sequence,)
             chunk = min(sequence.num_uncomputed_tokens, budget)
             plan.append(self._scheduled(sequence, chunk))
@@ -241,7 +226,7 @@ class Scheduler:
         preempted.
         """
         while not self._cache.try_grow(sequence, sequence.num_tokens):
-            newest = self._running[-1]
+            newest = self._running.newest
             self._preempt(newest)
             if newest is sequence:
                 return False
@@ -249,7 +234,7 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take the blocks back; what they hold stays cached as long as it can, the rest is recomputed."""
-        self._leave(sequence)
+        self._running.leave(sequence)
         self._cache.release(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
@@ -260,23 +245,10 @@ class Scheduler:
         self._num_uncached[sequence] = sequence.num_tokens - self._cache.count_cached_tokens(sequence)
 
     def _join(self, sequence: Sequence) -> None:
-        self._enter(sequence)
+        self._running.enter(sequence)
         has_place = bool(sequence.block_table) and len(self._running) <= self._config.max_num_seqs
         if not has_place or not self._cache.try_grow(sequence, sequence.num_tokens):
             self._preempt(sequence)
-
-    def _enter(self, sequence: Sequence) -> None:
-        """Among those who run, as a reader."""
-        insort(self._running, sequence, key=self._arrivals.__getitem__)
-        insort(self._reading, sequence, key=self._arrivals.__getitem__)
-
-    def _leave(self, sequence: Sequence) -> None:
-        """No longer among those who run; its blocks are still its own."""
-        self._running.remove(sequence)
-        if sequence in self._streams:
-            self._streams.remove(sequence)
-        else:
-            self._reading.remove(sequence)
 
     def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
         return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), self.first_samples(sequence))
