@@ -76,7 +76,7 @@ class LocalSystem:
     def _build(self, role: Role, index: int, loaded: dict[str, LoadedModel]) -> AnyWorker:
         engine = self._config.engine_of(role)
         use_threads(engine.threads)
-        key = f"{engine.model} {engine.max_context}"
+        key = f"{engine.model} {engine.max_context} {engine.device} {engine.dtype} {engine.cpu_kernels}"
         if key not in loaded:
             loaded[key] = load_model(engine)
         runner = ModelRunner(loaded[key], engine)

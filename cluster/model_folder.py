@@ -44,7 +44,7 @@ def _build_operators(config: BatonConfig, steps: Steps) -> None:
     operators, unless the configuration insists.
     """
     engines = (config.prefill_engine, config.decode_engine)
-    wishes = {engine.cpu_kernels for engine in engines if engine.device == "cpu"} - {"torch"}
+    wishes = {engine.cpu_kernels for engine in engines if not engine.uses_triton} - {"torch"}
     if not wishes:
         return
     with steps.step("building the CPU operators") as tell:

@@ -25,19 +25,23 @@ class EngineConfig:
 
     `cpu_kernels`: `native` operators, compiled at the first start, keep weights in the checkpoint's own
     precision and are several times as fast as `torch`; `auto` takes them where there is a compiler and a
-    processor for them.
+    processor for them. `triton` runs the kernels of a GPU in Triton's interpreter, to check that path: it is
+    thousands of times slower and needs TRITON_INTERPRET=1 in the environment.
+
+    `dtype` is that of weights, activations and KV; 16 bits on the path of a GPU only, the CPU's operators
+    compute in fp32. Logits are fp32 everywhere.
     """
 
     model: str = BUNDLED_MODEL
     device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     block_size: int = 16
     num_kv_blocks: int = 0
     kv_cache_bytes: int = _GIB
     max_context: int = 0
     threads: int = 0
     enable_prefix_cache: bool = True
-    cpu_kernels: Literal["auto", "native", "torch"] = "auto"
+    cpu_kernels: Literal["auto", "native", "torch", "triton"] = "auto"
 
     def __post_init__(self) -> None:
         if self.block_size < 1:
@@ -47,3 +51,8 @@ class EngineConfig:
         for name in ("num_kv_blocks", "max_context", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+
+    @property
+    def uses_triton(self) -> bool:
+        """Whether the path is that of a GPU, on one or interpreted."""
+        return self.device == "cuda" or self.cpu_kernels == "triton"

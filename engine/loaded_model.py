@@ -13,6 +13,7 @@ import torch
 
 from core.errors import InvalidConfig
 from engine.config import EngineConfig
+from engine.kv.pool import TORCH_DTYPES
 from engine.model.config import ModelConfig
 from engine.model.progress import Progress
 from engine.model.source import resolve_model
@@ -27,7 +28,8 @@ class LoadedModel:
     """`max_context` is the model's, or less if the configuration caps it.
 
     `ops` are the native operators that `transformer` is made of, which then need an attention backend of
-    theirs; None for plain torch.
+    theirs; None for plain torch. With `is_triton` it is made of Triton kernels, with weights in `dtype`;
+    `weight_bytes` is what they take of a GPU's memory.
     """
 
     folder: Path
@@ -36,6 +38,9 @@ class LoadedModel:
     max_context: int
     device: torch.device
     ops: NativeOps | None = None
+    dtype: str = "float32"
+    is_triton: bool = False
+    weight_bytes: int = 0
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
@@ -56,17 +61,37 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
     device = _device(config.device)
     if progress is not None:
         progress(f"loading {model_config.name}", 0.0)
+    num_bytes = _allocated(device)
     ops = choose_ops(config, model_config)
-    if ops is None:
+    if config.uses_triton:
+        from engine.gpu.model import load_triton  # loads triton, which a CPU need not have
+
+        dtype = TORCH_DTYPES[config.dtype]
+        transformer = load_triton(folder, model_config, max_context, device, dtype)
+    elif ops is None:
         transformer = Transformer.load(folder, model_config, max_context, device)
     else:
         transformer = load_native(folder, model_config, max_context, ops)
     if progress is not None:
         progress(f"loading {model_config.name}", 1.0)
-    return LoadedModel(folder, model_config, transformer, max_context, device, ops)
+    return LoadedModel(
+        folder,
+        model_config,
+        transformer,
+        max_context,
+        device,
+        ops,
+        config.dtype,
+        config.uses_triton,
+        _allocated(device) - num_bytes,
+    )
 
 
 def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig("device cuda was asked for, but torch sees none", key="engine.device")
     return torch.device(name)
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -16,30 +16,30 @@ import torch
 from core.errors import InvalidConfig
 from core.ids import RequestId
 from core.kv_layout import KVLayout
-from core.request import Request, SamplingParams, TokenLogprob
+from core.request import Request, SamplingParams
 from engine.attention import AttentionBackend, TorchPagedAttention
 from engine.batch import Batch, Ints, build_batch
 from engine.config import EngineConfig
 from engine.cores import CoreShare, usable_cores
+from engine.executor import Executor, HostExecutor, Pending, StepSampler
 from engine.kv.allocator import BlockAllocator
 from engine.kv.cache import KVCache
 from engine.kv.pool import KVPool
 from engine.loaded_model import LoadedModel, load_model
 from engine.model.progress import Progress
 from engine.native.attention import NativePagedAttention
+from engine.running_step import PendingLogprobs, RunningStep
 from engine.sampling import (
     SampledColumns,
-    SampledToken,
     Sampler,
     SamplingRow,
     columns_of,
     join_columns,
     row_of,
-    token_logprobs,
 )
 from engine.sampling.sampled import no_tokens
 from engine.sequence import new_sequence
-from engine.step import ScheduledSequence, StepOutput, StepPlan
+from engine.step import ScheduledSequence, StepLimits, StepOutput, StepPlan
 
 # The head is applied to at most this many rows of prompt log-probabilities at a time: with a vocabulary of
 # 150,000, 64 rows are 40 MB of logits.
@@ -54,8 +54,10 @@ class ModelRunner:
     `cache` holds pool and allocator; `max_context` bounds prompt and output of a sequence.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
-        """Raises InvalidConfig when the KV pool would not hold a single block."""
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, limits: StepLimits | None = None) -> None:
+        """`limits` bounds the steps that will be asked for. Raises InvalidConfig when the KV pool would not
+        hold a single block.
+        """
         self.model_config = loaded.config
         self.max_context = loaded.max_context
         self.layout = KVLayout(
@@ -64,43 +66,52 @@ class ModelRunner:
             num_kv_heads=loaded.config.num_kv_heads,
             head_dim=loaded.config.head_dim,
             block_size=config.block_size,
-            dtype=config.dtype,
+            dtype=loaded.dtype,
         )
         pool = KVPool(self.layout, _num_blocks(config, self.layout), loaded.device)
         self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
-        self._model = loaded.transformer
-        self._device = loaded.device
-        self._attention = _attention_backend(loaded, pool)
-        self._sampler = Sampler()
+        self._executor, self._sampler = _engine_parts(loaded, pool, limits or StepLimits())
         self._cores = _core_share(config, loaded)
 
     @classmethod
-    def load(cls, config: EngineConfig, progress: Progress | None = None) -> ModelRunner:
+    def load(
+        cls,
+        config: EngineConfig,
+        progress: Progress | None = None,
+        limits: StepLimits | None = None,
+    ) -> ModelRunner:
         """Load the model that `config` names and make a pool for it. Raises InvalidConfig."""
         use_threads(config.threads)
-        return cls(load_model(config, progress), config)
+        return cls(load_model(config, progress), config, limits)
 
     def run(self, plan: StepPlan) -> StepOutput:
         """Compute a step. Raises StepFailed when logits are not finite; then nothing of the step counts."""
+        return self.start(plan).result()
+
+    def start(self, plan: StepPlan) -> RunningStep:
+        """Begin a step: on a GPU it is queued, and the host does not wait; on a CPU it is computed here.
+
+        Steps run in the order of their starts. On a GPU a plan may hold streams whose last token is
+        UNKNOWN_TOKEN: the one that the last started step samples for them. Their logits must not be
+        penalized, since penalties are computed from the tokens that the host knows.
+        """
         with self._core_part() as num_threads:
             if num_threads and num_threads != torch.get_num_threads():
                 torch.set_num_threads(num_threads)
-            return self._run(plan)
+            return self._start(plan)
 
     def _core_part(self) -> AbstractContextManager[int]:
         return nullcontext(0) if self._cores is None else self._cores.step()
 
     @torch.inference_mode()
-    def _run(self, plan: StepPlan) -> StepOutput:
+    def _start(self, plan: StepPlan) -> RunningStep:
         self.cache.pool.copy_blocks(plan.copies)
         if not len(plan):
-            return StepOutput()
+            return RunningStep(0, no_tokens(), (), {})
         batch = build_batch(plan, self.layout.block_size)
-        hidden = self._model.forward(
-            batch.token_ids.to(self._device), batch.positions.to(self._device), self._attention.plan(batch)
-        )
-        streams, sampled = self._sample(plan, batch, hidden)
-        return StepOutput(sampled, self._prompt_logprobs(plan, batch, hidden), streams)
+        hidden = self._executor.forward(plan, batch)
+        drawn, samples = self._sample(plan, batch, hidden)
+        return RunningStep(len(plan.streams), drawn, samples, self._prompt_logprobs(plan, batch, hidden))
 
     def warm_up(self) -> None:
         """Run a small prefill and a decode, so that the first request does not pay for first uses.
@@ -125,43 +136,43 @@ class ModelRunner:
 
     def _sample(
         self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
-    ) -> tuple[SampledColumns, tuple[tuple[SampledToken, ...], ...]]:
-        """The next token of each stream, and those of each chunk."""
+    ) -> tuple[Pending[SampledColumns], tuple[tuple[int, ...], ...]]:
+        """The next token of each stream, then those of each chunk; and which samples these are of."""
         num_streams = len(plan.streams)
         lasts = (batch.starts + batch.num_new - 1)[batch.rows_by_plan()]
         rows: list[SamplingRow] = []
         tokens: list[int] = []  # of `hidden`, one for each row
-        ranges: list[tuple[int, int]] = []  # of rows, behind those of the streams, one for each chunk
+        samples: list[tuple[int, ...]] = []
         for item, last in zip(plan.chunks, lasts[num_streams:].tolist(), strict=True):
-            samples = item.sample_indices or (item.sequence.sample_index,)
-            wanted = samples if item.is_sampled and item.reaches_end else ()
-            ranges.append((len(rows), len(rows) + len(wanted)))
+            wanted: tuple[int, ...] = ()
+            if item.is_sampled and item.reaches_end:
+                wanted = item.sample_indices or (item.sequence.sample_index,)
             rows += [row_of(item.sequence, self.model_config.eos_token_ids, sample) for sample in wanted]
             tokens += [last] * len(wanted)
+            samples.append(wanted)
         columns = plan.streams.sampling(self.model_config.eos_token_ids)
         if rows:
             columns = join_columns(columns, columns_of(rows))
         if not len(columns):
-            return no_tokens(), tuple(() for _ in plan.chunks)
+            return no_tokens(), tuple(samples)
         drawn = self._sampler.draw(self._logits(hidden, lasts[:num_streams], tokens), columns)
-        sampled = [drawn.token(num_streams + i, row.sample_index) for i, row in enumerate(rows)]
-        streams = drawn.take(np.arange(num_streams)) if rows else drawn
-        return streams, tuple(tuple(sampled[first:last]) for first, last in ranges)
+        self._executor.remember(plan.streams, drawn)
+        return drawn, tuple(samples)
 
     def _logits(self, hidden: torch.Tensor, stream_tokens: Ints, chunk_tokens: list[int]) -> torch.Tensor:
         """One row for each token; samples of one chunk share the work of the head."""
         distinct = list(dict.fromkeys(chunk_tokens))
         wanted = np.concatenate([stream_tokens, np.array(distinct, dtype=np.int64)])
-        logits = self._model.logits(hidden[torch.from_numpy(wanted).to(hidden.device)])
         if len(distinct) == len(chunk_tokens):
-            return logits
+            return self._executor.logits(hidden, wanted)
         place = {token: row for row, token in enumerate(distinct, len(stream_tokens))}
-        return logits[[*range(len(stream_tokens)), *(place[token] for token in chunk_tokens)]]
+        rows = [*range(len(stream_tokens)), *(place[token] for token in chunk_tokens)]
+        return self._executor.logits(hidden, wanted, np.array(rows, dtype=np.int64))
 
     def _prompt_logprobs(
         self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
-    ) -> dict[int, tuple[TokenLogprob, ...]]:
-        found: dict[int, tuple[TokenLogprob, ...]] = {}
+    ) -> dict[int, list[PendingLogprobs]]:
+        found: dict[int, list[PendingLogprobs]] = {}
         if not plan.chunks:  # streams have read their prompts
             return found
         starts = batch.starts[batch.rows_by_plan()][len(plan.streams) :].tolist()
@@ -174,12 +185,13 @@ class ModelRunner:
             context = sequence.num_computed_tokens
             first = max(context, len(sequence.prompt_logprobs))
             last = min(context + item.num_scheduled_tokens, sequence.num_prompt_tokens - 1)
-            entries: list[TokenLogprob] = []
+            found[index] = []
             for begin in range(first, last, _MAX_PROMPT_ROWS):
                 end = min(begin + _MAX_PROMPT_ROWS, last)
-                logits = self._model.logits(hidden[start + begin - context : start + end - context])
-                entries += token_logprobs(logits, sequence.token_ids[begin + 1 : end + 1], num_top)
-            found[index] = tuple(entries)
+                rows = np.arange(start + begin - context, start + end - context)
+                logits = self._executor.logits(hidden, rows)
+                targets = sequence.token_ids[begin + 1 : end + 1]
+                found[index].append(self._executor.token_logprobs(logits, targets, num_top))
         return found
 
 
@@ -204,11 +216,21 @@ def _core_share(config: EngineConfig, loaded: LoadedModel) -> CoreShare | None:
         return None
 
 
-def _attention_backend(loaded: LoadedModel, pool: KVPool) -> AttentionBackend:
+def _engine_parts(loaded: LoadedModel, pool: KVPool, limits: StepLimits) -> tuple[Executor, StepSampler]:
     num_heads = loaded.config.num_heads
+    if loaded.is_triton:
+        from engine.gpu.executor import TritonExecutor  # loads triton, which a CPU need not have
+        from engine.gpu.sampler import DeviceSampler
+        from engine.kernels.attention import TritonPagedAttention
+
+        attention = TritonPagedAttention(pool.tensor, num_heads)
+        executor = TritonExecutor(loaded.transformer, attention, limits, loaded.device)
+        return executor, DeviceSampler(loaded.device)
     if loaded.ops is not None:
-        return NativePagedAttention(loaded.ops, pool.tensor, num_heads)
-    return TorchPagedAttention(pool.tensor, num_heads)
+        backend: AttentionBackend = NativePagedAttention(loaded.ops, pool.tensor, num_heads)
+    else:
+        backend = TorchPagedAttention(pool.tensor, num_heads)
+    return HostExecutor(loaded.transformer, backend), Sampler()
 
 
 def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:

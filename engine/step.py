@@ -15,7 +15,15 @@ from engine.sampling.sampled import SampledColumns, SampledToken, no_tokens
 from engine.sequence import Sequence
 from engine.stream_step import NO_STREAMS, StreamStep
 
-__all__ = ["SampledToken", "ScheduledSequence", "StepOutput", "StepPlan"]
+__all__ = ["SampledToken", "ScheduledSequence", "StepLimits", "StepOutput", "StepPlan"]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The largest step that a worker will ask for: what memory is measured and steps are recorded with."""
+
+    max_tokens: int = 512
+    max_sequences: int = 64
 
 
 @dataclass(frozen=True, slots=True)

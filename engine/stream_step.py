@@ -28,6 +28,9 @@ TRAITS = np.dtype(
 )
 """What stays the same of a stream from step to step."""
 
+UNKNOWN_TOKEN = -1
+"""In place of a token that a step which still runs samples. Only an engine with a device takes it."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamStep:

@@ -16,9 +16,18 @@ _log = logging.getLogger(__name__)
 def choose_ops(config: EngineConfig, model: ModelConfig) -> NativeOps | None:
     """The native operators, or None for torch's.
 
-    Raises InvalidConfig when `config` insists on native ones and they cannot be had.
+    Raises InvalidConfig when `config` insists on native ones and they cannot be had, and for a precision that
+    no operators of a CPU compute in.
     """
-    if config.device != "cpu" or config.cpu_kernels == "torch":
+    if config.uses_triton:
+        return None
+    if config.dtype != "float32":
+        raise InvalidConfig(
+            f"dtype {config.dtype} needs device cuda: the CPU's operators ({config.cpu_kernels}) keep KV and "
+            "activations in float32",
+            key="engine.dtype",
+        )
+    if config.cpu_kernels == "torch":
         return None
     try:
         if model.head_dim % HEAD_DIM_MULTIPLE:

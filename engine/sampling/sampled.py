@@ -40,6 +40,10 @@ class SampledColumns:
             sample_index, int(self.token_ids[row]), self.logprobs.get(row), float(self.gaps[row])
         )
 
+    def settled(self) -> SampledColumns:
+        """Itself: see `engine.executor.Pending`."""
+        return self
+
     def take(self, rows: NDArray[np.int64]) -> SampledColumns:
         """Some of the rows."""
         logprobs = self.logprobs

@@ -1,0 +1,89 @@
+"""Executor: where a step's arithmetic runs, behind one Protocol; and the one of plain calls, for the host.
+
+Owns the edge between a step's arrays on the host and tensors on a device. Chosen once at start: this one for
+CPUs (torch's or native operators), `engine.gpu.executor` for Triton kernels. Used on the step thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import torch
+
+from core.request import TokenLogprob
+from engine.attention import AttentionBackend
+from engine.batch import Batch, Ints
+from engine.model.transformer import Transformer
+from engine.sampling import SampledColumns, SamplingColumns, token_logprobs
+from engine.step import StepPlan
+from engine.stream_step import StreamStep
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class Pending(Protocol[_T_co]):
+    """A result that may still be on its way to the host."""
+
+    def settled(self) -> _T_co:
+        """Wait for it."""
+        ...
+
+
+class StepSampler(Protocol):
+    """Logits `[num_rows, vocab]` to one token for each row; see `engine.sampling.Sampler`."""
+
+    def draw(self, logits: torch.Tensor, columns: SamplingColumns) -> Pending[SampledColumns]: ...
+
+
+class Executor(Protocol):
+    """Tensors it returns are on its device; what is done with them is queued there in order."""
+
+    def forward(self, plan: StepPlan, batch: Batch) -> torch.Tensor:
+        """The residual stream of the step, fp32 `[num_tokens, hidden_size]`, in the order of `batch`."""
+        ...
+
+    def logits(self, hidden: torch.Tensor, rows: Ints, samples: Ints | None = None) -> torch.Tensor:
+        """fp32 logits of some rows of `hidden`; `samples` then repeats and picks among them."""
+        ...
+
+    def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
+        """The first rows of `drawn` are the next tokens of `streams`: a later plan may ask for them before
+        they are known on the host.
+        """
+        ...
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+    ) -> Pending[Sequence[TokenLogprob]]: ...
+
+
+class HostExecutor:
+    """Everything is computed when it is asked for."""
+
+    def __init__(self, model: Transformer, attention: AttentionBackend) -> None:
+        self._model = model
+        self._attention = attention
+
+    def forward(self, plan: StepPlan, batch: Batch) -> torch.Tensor:
+        return self._model.forward(batch.token_ids, batch.positions, self._attention.plan(batch))
+
+    def logits(self, hidden: torch.Tensor, rows: Ints, samples: Ints | None = None) -> torch.Tensor:
+        logits = self._model.logits(hidden[torch.from_numpy(rows)])
+        return logits if samples is None else logits[torch.from_numpy(samples)]
+
+    def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
+        """They are known already."""
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+    ) -> Pending[Sequence[TokenLogprob]]:
+        return _Known(token_logprobs(logits, token_ids, num_top))
+
+
+class _Known:
+    def __init__(self, logprobs: Sequence[TokenLogprob]) -> None:
+        self._logprobs = logprobs
+
+    def settled(self) -> Sequence[TokenLogprob]:
+        return self._logprobs

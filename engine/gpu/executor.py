@@ -1,0 +1,57 @@
+"""TritonExecutor: a step on a device, queued and not waited for.
+
+Owns the copies to the device, the choice between a recorded step and plain launches, and the tokens that are
+known only there. Used on the step thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from core.request import TokenLogprob
+from engine.batch import Batch, Ints
+from engine.executor import Pending
+from engine.gpu.sampler import DrawnOnDevice, PromptLogprobs
+from engine.gpu.staging import to_device
+from engine.gpu.token_feed import TokenFeed, feed_slots
+from engine.kernels.attention import TritonPagedAttention
+from engine.model.transformer import Transformer
+from engine.sampling import SampledColumns
+from engine.step import StepLimits, StepPlan
+from engine.stream_step import StreamStep
+
+
+class TritonExecutor:
+    """See `engine.executor.Executor`."""
+
+    def __init__(
+        self, model: Transformer, attention: TritonPagedAttention, limits: StepLimits, device: torch.device
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._device = device
+        # rows of streams grow by doubling, so a slot is less than twice the number of streams
+        self.feed = TokenFeed(max(16, 2 * limits.max_sequences), device)
+
+    def forward(self, plan: StepPlan, batch: Batch) -> torch.Tensor:
+        slots = feed_slots(plan.streams, batch)
+        token_ids = to_device(batch.token_ids.numpy(), self._device)
+        if slots is not None:
+            token_ids = self.feed.resolve(token_ids, to_device(slots, self._device))
+        positions = to_device(batch.positions.numpy(), self._device)
+        return self._model.forward(token_ids, positions, self._attention.plan(batch))
+
+    def logits(self, hidden: torch.Tensor, rows: Ints, samples: Ints | None = None) -> torch.Tensor:
+        logits = self._model.logits(hidden.index_select(0, to_device(rows, self._device)))
+        return logits if samples is None else logits.index_select(0, to_device(samples, self._device))
+
+    def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
+        assert isinstance(drawn, DrawnOnDevice)
+        self.feed.keep(streams, drawn.token_ids[: len(streams)])
+
+    def token_logprobs(
+        self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int
+    ) -> Pending[Sequence[TokenLogprob]]:
+        return PromptLogprobs(logits, token_ids, num_top)
