@@ -46,6 +46,7 @@ class Push:
         self._heard_at = 0.0
         self._pushed_at = 0.0
         self._backoff_s = config.reconnect_min_s
+        self._scratch = bytearray()  # where a payload lies before it is joined to its header; memory in use
 
     def add(self, first_index: int, block_ids: Sequence[int]) -> None:
         self._queue.add(first_index, block_ids)
@@ -152,7 +153,12 @@ class Push:
         """The frame of a run, whose payload goes into `room` if there is one, and its checksum."""
         fence, first_index, num_blocks = self._fence, run.first_index, run.num_blocks
         if room is None:
-            return encode_frame(fence, first_index, num_blocks, self._store.read_blocks(run.block_ids))
+            num_bytes = num_blocks * self._store.layout.block_bytes
+            if len(self._scratch) < num_bytes:
+                self._scratch = bytearray(num_bytes)
+            payload = memoryview(self._scratch)[:num_bytes]
+            self._store.read_blocks_into(run.block_ids, payload)
+            return encode_frame(fence, first_index, num_blocks, payload)
         self._store.read_blocks_into(run.block_ids, room.memory)
         return encode_staged_frame(fence, first_index, num_blocks, room.memory, room.place)
 

@@ -69,8 +69,11 @@ class PushQueue:
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in self._held)
 
     def pack(self, frame_bytes: int) -> None:
-        """From now on runs are packed to `frame_bytes`; those that were sent keep their borders."""
+        """From now on runs are packed to `frame_bytes`, and the window holds four of them at least; runs that
+        were sent keep their borders.
+        """
         self._max_run = max(1, frame_bytes // self._block_bytes)
+        self._max_in_flight = max(self._max_in_flight, 4 * self._max_run)
 
     def add(self, first_index: int, block_ids: Sequence[int]) -> None:
         """These blocks are computed; before `hold` they only wait."""

@@ -95,15 +95,17 @@ class BlockStore(Protocol):
         payload: memoryview | bytes,
         observe: Callable[[memoryview], object] | None = None,
     ) -> None:
-        """The inverse; `observe` is called with what the blocks hold afterwards, in the payload's order."""
+        """The inverse; `observe` is called with what is written, in the payload's order: with just that, even
+        if `payload` changes meanwhile.
+        """
         ...
 
 
 class WriteCheck(Protocol):
-    """Tells of bytes that are in their blocks whether they are what was sent."""
+    """Tells of what is written to blocks whether it is what was sent."""
 
     def observe(self, piece: memoryview) -> None:
-        """The next bytes of the payload, as they were written."""
+        """The next bytes of the payload, as they are written."""
         ...
 
     @property

@@ -304,10 +304,10 @@ async def test_adding_a_block_twice_or_outside_the_ticket_is_a_bug_that_asserts(
 async def test_a_store_that_raises_ends_the_session_with_an_error() -> None:
     async with pair() as ends:
 
-        def broken(block_ids: Sequence[int]) -> memoryview:
+        def broken(block_ids: Sequence[int], target: memoryview) -> None:
             raise RuntimeError("the pool is gone")
 
-        ends.store.read_blocks = broken  # type: ignore[method-assign]
+        ends.store.read_blocks_into = broken  # type: ignore[method-assign]
         session = ends.open(make_ticket(16))
         session.add_blocks(0, range(4))
         error = await failure_of(session.finish(16))

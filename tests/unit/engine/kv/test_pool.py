@@ -62,19 +62,32 @@ def test_an_observer_sees_what_the_blocks_hold_in_the_payloads_order(dtype: str)
     assert seen == payload == target.read_blocks([7, 2])
 
 
-def test_an_observer_sees_the_copy_and_not_a_payload_that_changes_meanwhile() -> None:
+def test_an_observer_sees_what_is_written_and_not_a_payload_that_changes_meanwhile() -> None:
     source, target = filled(), KVPool(layout(), 9)
     payload = bytearray(source.read_blocks([5, 0]))
-    other = payload[-1] ^ 0xFF
     seen = bytearray()
 
     def observe(piece: memoryview) -> None:
+        before = bytes(piece)
+        payload[:] = bytes(len(payload))  # all of it, the piece that is observed now included
+        assert piece == before
         seen.extend(piece)
-        payload[-1] = other  # the last block is copied after the first was observed
 
     target.write_blocks([7, 2], payload, observe)
     assert seen == target.read_blocks([7, 2])
-    assert seen != source.read_blocks([5, 0]), "the change was not seen"
+    assert seen[: len(seen) // 2] == source.read_blocks([5]), "the first piece was copied before the change"
+    assert not any(seen[len(seen) // 2 :]), "the change was not seen"
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 6])
+def test_blocks_larger_than_the_private_memory_are_observed_and_written_piece_by_piece(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = filled(), KVPool(layout(), 9)
+    monkeypatch.setattr("engine.kv.pool._PRIVATE_BYTES", num_rows * 2 * 4 * 5 * 4)
+    seen = bytearray()
+    target.write_blocks([7, 2], source.read_blocks([5, 0]), seen.extend)
+    assert seen == target.read_blocks([7, 2]) == source.read_blocks([5, 0])
 
 
 def test_what_was_read_does_not_change_with_the_pool() -> None:
