@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.sampling.settings import Ints, settings_of
+from engine.sampling.settings import Ints, Records, settings_of
 from engine.sequence import Sequence
 from engine.stream_step import NO_STREAMS, TRAITS, StreamStep
 
@@ -30,7 +30,7 @@ class StreamRows:
         self._eos_token_ids = eos_token_ids
         self._sequences: list[Sequence] = []
         self._slots: dict[Sequence, int] = {}
-        self._order: Ints | None = None  # slots in the order of `_sequences`; None after a change
+        self._members: tuple[Ints, Records, Ints] | None = None  # see `_in_order`; None after a change
         self._free: list[int] = []
         self._token_ids = np.zeros(0, dtype=np.int64)
         self._num_tokens = np.zeros(0, dtype=np.int64)
@@ -69,7 +69,7 @@ class StreamRows:
         slot = self._free.pop()
         self._sequences.insert(index, sequence)
         self._slots[sequence] = slot
-        self._order = None
+        self._members = None
         self._token_ids[slot] = sequence.token_ids[-1]
         self._num_tokens[slot] = sequence.num_tokens
         self._traits[slot] = _traits_of(sequence)
@@ -86,7 +86,7 @@ class StreamRows:
         """Let a stream go, while it still has its blocks."""
         self._free.append(self._slots.pop(sequence))
         self._sequences.remove(sequence)
-        self._order = None
+        self._members = None
         self.num_blocks -= len(sequence.block_table)
         self.num_computed_tokens -= sequence.num_computed_tokens
 
@@ -94,7 +94,7 @@ class StreamRows:
 
     def at_border(self) -> list[Sequence]:
         """Streams whose last token is the first of a block, in order; the block may have to be found."""
-        num_tokens = self._num_tokens[self._ordered()]
+        num_tokens = self._num_tokens[self._in_order()[0]]
         found = np.flatnonzero((num_tokens - 1) % self._block_size == 0)
         return [self._sequences[index] for index in found.tolist()]
 
@@ -111,7 +111,7 @@ class StreamRows:
         """All streams as they are. Each must have blocks for all its tokens."""
         if not self._sequences:
             return NO_STREAMS
-        slots = self._ordered()
+        slots, traits, end_ids = self._in_order()
         num_tokens = self._num_tokens[slots]
         num_blocks = -(-num_tokens // self._block_size)
         assert (num_blocks == self._num_named[slots]).all(), "a stream lacks a block for its last token"
@@ -121,8 +121,8 @@ class StreamRows:
             token_ids=self._token_ids[slots],
             num_tokens=num_tokens,
             block_tables=self._tables[slots, : num_blocks.max()],
-            traits=self._traits[slots],
-            end_ids=self._end_ids[slots],
+            traits=traits,
+            end_ids=end_ids,
         )
 
     def advance(self, step: StreamStep, token_ids: Ints) -> list[Sequence]:
@@ -159,11 +159,14 @@ class StreamRows:
 
     # ------------------------------------------------------------ inside
 
-    def _ordered(self) -> Ints:
-        if self._order is None:
-            slots = self._slots
-            self._order = np.array([slots[sequence] for sequence in self._sequences], dtype=np.int64)
-        return self._order
+    def _in_order(self) -> tuple[Ints, Records, Ints]:
+        """Slots, traits and ids that end, in the order of `_sequences`: the same until somebody comes or
+        goes.
+        """
+        if self._members is None:
+            slots = np.array([self._slots[sequence] for sequence in self._sequences], dtype=np.int64)
+            self._members = slots, self._traits[slots], self._end_ids[slots]
+        return self._members
 
     def _add_slots(self) -> None:
         """Twice as many."""
