@@ -9,7 +9,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Items
 
+import numpy as np
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
@@ -18,11 +20,11 @@ from benchmarks.gpu.random_model import RandomModel
 from core.ids import RequestId
 from core.request import Request, SamplingParams
 from engine.runner import ModelRunner
+from engine.running_step import RunningStep
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan
 from engine.stream_rows import StreamRows
-
-_NUM_WARM_UP = 5
+from engine.stream_step import UNKNOWN_TOKEN
 
 
 def make_sequence(model: RandomModel, index: int, num_tokens: int, max_tokens: int) -> Sequence:
@@ -55,8 +57,10 @@ class Steps:
             self._rows.insert(index, sequence)
 
     def measure(self, num_steps: int) -> tuple[float, float]:
-        """Seconds of a step, and in how many of them the device works (NaN without one)."""
-        self._run(_NUM_WARM_UP)
+        """Seconds of a step, and in how many of them the device works (NaN without one). A quarter as many
+        steps warm up.
+        """
+        self._run(num_steps // 4 + 1)
         begin = time.perf_counter()
         self._run(num_steps)
         seconds = (time.perf_counter() - begin) / num_steps
@@ -70,12 +74,21 @@ class Steps:
             self._runner.cache.release(sequence)
 
     def _run(self, num_steps: int) -> None:
+        """As a worker does: a step is planned and started while the one before runs, whose tokens stay on the
+        device.
+        """
+        running: RunningStep | None = None
         for _ in range(num_steps):
             for sequence in self._rows.at_border():
                 self._rows.enter_block(sequence, 0)  # it has the block since its start
             step = self._rows.step()
-            output = self._runner.run(StepPlan(streams=step))
-            self._rows.advance(step, output.streams.token_ids)
+            started = self._runner.start(StepPlan(streams=step))
+            self._rows.advance(step, np.full(len(step), UNKNOWN_TOKEN))
+            if running is not None:
+                running.result()
+            running = started
+        assert running is not None
+        running.result()
         synchronize()
 
 
@@ -109,12 +122,12 @@ def prefill_seconds(model: RandomModel, num_tokens: int, runs: int) -> float:
     return statistics.median(times[1:])
 
 
-def split_error(model: RandomModel) -> float:
-    """The largest difference between log-probabilities of a next token: prompt read at once, or all but its
+def split_error(model: RandomModel, prompts: Items[int]) -> float:
+    """The largest difference between log-probabilities of a next token: a prompt read at once, or all but its
     last token and then that one as a decode step does.
     """
     worst = 0.0
-    for index, num_tokens in enumerate((33, 17, 2)):
+    for index, num_tokens in enumerate(prompts):
         whole = make_sequence(model, index, num_tokens, 1)
         expected = read(model.runner, whole, num_tokens)
         parts = make_sequence(model, index, num_tokens, 1)

@@ -8,18 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
 
 import torch
 
 from engine.config import EngineConfig
+from engine.gpu.layers import TritonLayers
+from engine.gpu.linear import DeviceLinears, check_products
+from engine.gpu.weights import PlacedWeights
 from engine.loaded_model import LoadedModel
 from engine.model.config import ModelConfig
-from engine.model.linear import DenseLinears
 from engine.model.rope_config import RopeConfig
 from engine.model.transformer import Transformer
 from engine.model.weights import EMBEDDING, expected_tensors
 from engine.runner import ModelRunner
+from engine.step import StepLimits
 
 LLAMA_3_8B = ModelConfig(
     name="8B shape",
@@ -33,7 +35,7 @@ LLAMA_3_8B = ModelConfig(
     head_dim=128,
     rms_norm_eps=1e-5,
     rope=RopeConfig(theta=500000.0),
-    max_context=16384,
+    max_context=8448,
     is_head_tied=False,
 )
 TOY = ModelConfig(
@@ -51,7 +53,7 @@ TOY = ModelConfig(
     max_context=512,
     is_head_tied=False,
 )
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPE = torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,46 +81,63 @@ class RandomModel:
         return 2.0 * num_parameters * num_tokens + attention
 
 
-def make_model(config: ModelConfig, device: torch.device, num_kv_blocks: int) -> RandomModel:
-    """In bf16 on a GPU if the engine has it, in fp32 otherwise."""
-    name = "bfloat16" if device.type == "cuda" and "bfloat16" in engine_dtypes() else "float32"
-    dtype = _DTYPES[name]
-    fields: dict[str, Any] = {"dtype": name, "device": device.type}
+def make_model(
+    config: ModelConfig, device: torch.device, limits: StepLimits, num_kv_blocks: int, block_size: int
+) -> RandomModel:
+    """In bf16 on the path of a GPU, interpreted where there is none."""
     engine = EngineConfig(
         model=config.name,
+        device="cuda" if device.type == "cuda" else "cpu",
+        dtype="bfloat16",
+        block_size=block_size,
         num_kv_blocks=num_kv_blocks,
         enable_prefix_cache=False,
-        cpu_kernels="torch",
-        **fields,
+        cpu_kernels="triton",
     )
-    weights = _weights(config, dtype, device)
+    weights = _weights(config, _DTYPE, device)
     weight_bytes = sum(tensor.nbytes for key, tensor in weights.items() if key != EMBEDDING)
-    runner = ModelRunner(_loaded(config, engine, weights, device), engine)
+    runner = ModelRunner(_loaded(config, engine, weights, weight_bytes, device), engine, limits)
     runner.warm_up()
     runner.cache.pool.tensor.uniform_(-1.0, 1.0)  # values that scores can be made of
-    return RandomModel(runner, config, dtype, weight_bytes)
-
-
-def engine_dtypes() -> tuple[str, ...]:
-    """What this engine computes in."""
-    return get_args(get_type_hints(EngineConfig)["dtype"])
+    return RandomModel(runner, config, _DTYPE, weight_bytes)
 
 
 def _loaded(
-    config: ModelConfig, engine: EngineConfig, weights: Mapping[str, torch.Tensor], device: torch.device
+    config: ModelConfig,
+    engine: EngineConfig,
+    weights: Mapping[str, torch.Tensor],
+    weight_bytes: int,
+    device: torch.device,
 ) -> LoadedModel:
-    """What `engine.loaded_model.load_model` does, without its checkpoint."""
+    """What `engine.gpu.model.load_triton` and `engine.loaded_model.load_model` do, without a checkpoint."""
+    check_products(device, _DTYPE)
+    if device.type == "cuda":
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    placed = PlacedWeights(weights, device, _DTYPE)
     with torch.inference_mode():
-        transformer = Transformer(config, weights, DenseLinears(weights), config.max_context)
-    return LoadedModel(Path(engine.model), config, transformer, config.max_context, device)
+        linears = DeviceLinears(placed)
+        layers = TritonLayers(config, placed, linears)
+        transformer = Transformer(config, placed, linears, config.max_context, [layers])
+    return LoadedModel(
+        folder=Path(engine.model),
+        config=config,
+        transformer=transformer,
+        max_context=config.max_context,
+        device=device,
+        dtype=engine.dtype,
+        is_triton=True,
+        weight_bytes=weight_bytes,
+    )
 
 
 def _weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:
+    """Such that values stay near one, and what attention adds is as large as what it is added to."""
     generator = torch.Generator(device).manual_seed(0)
     weights = {}
     for name, shape in expected_tensors(config).items():
         tensor = torch.empty(shape, dtype=dtype, device=device)
+        spread = 1.0 if name == EMBEDDING else 1.5 * shape[-1] ** -0.5
         weights[name] = (
-            tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0.0, 0.03, generator=generator)
+            tensor.fill_(1.0) if len(shape) == 1 else tensor.normal_(0.0, spread, generator=generator)
         )
     return weights

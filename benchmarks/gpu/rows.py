@@ -98,5 +98,7 @@ _COUNTS = ("cases", "tests")
 def number(value: float, unit: str) -> str:
     if math.isnan(value):
         return "–"
+    if 0 < abs(value) < 1e-2:
+        return f"{value:.1e} {unit}".strip()
     digits = 0 if abs(value) >= 1000 or unit in _COUNTS else 1 if abs(value) >= 10 else 3
     return f"{value:.{digits}f} {unit}".strip()
