@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import BatonConfig
-from cluster.workers import AnyWorker, build_worker
+from cluster.workers import AnyWorker, build_worker, step_limits
 from core.clock import MonotonicClock
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.worker_status import Announcement
@@ -79,7 +79,7 @@ class LocalSystem:
         key = f"{engine.model} {engine.max_context} {engine.device} {engine.dtype} {engine.cpu_kernels}"
         if key not in loaded:
             loaded[key] = load_model(engine)
-        runner = ModelRunner(loaded[key], engine)
+        runner = ModelRunner(loaded[key], engine, step_limits(self._config, role))
         runner.warm_up()
         worker_id = WorkerId(f"{role.value}-{index}")
         ref = WorkerRef(worker_id, role, new_epoch(), f"{SCHEME}{worker_id}")

@@ -43,7 +43,7 @@ class WorkerHost:
         seconds.
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
-        runner = load_runner(config.engine_of(role))
+        runner = load_runner(config, role)
         connect = connect_as_configured(config.prefill.bridge)
         self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
         self._herald = herald

@@ -10,8 +10,8 @@ from cluster.config import BatonConfig
 from core.clock import Clock
 from core.ids import Role, WorkerRef
 from decode_worker.worker import DecodeWorker
-from engine.config import EngineConfig
 from engine.runner import ModelRunner
+from engine.step import StepLimits
 from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
 
@@ -22,11 +22,18 @@ class GrpcServer(Protocol):
     async def stop(self, grace: float | None) -> None: ...
 
 
-def load_runner(config: EngineConfig) -> ModelRunner:
-    """The engine, loaded and warmed up. Takes seconds."""
-    runner = ModelRunner.load(config)
+def load_runner(config: BatonConfig, role: Role) -> ModelRunner:
+    """The engine of a worker of `role`, loaded and warmed up. Takes seconds."""
+    runner = ModelRunner.load(config.engine_of(role), limits=step_limits(config, role))
     runner.warm_up()
     return runner
+
+
+def step_limits(config: BatonConfig, role: Role) -> StepLimits:
+    """The largest step that the scheduler of `role` makes."""
+    if role is Role.PREFILL:
+        return StepLimits(config.prefill.token_budget, config.prefill.max_num_seqs, is_decoding=False)
+    return StepLimits(config.decode.token_budget, config.decode.max_num_seqs)
 
 
 def build_worker(

@@ -18,10 +18,12 @@ class EngineConfig:
     """Which model a worker serves, and with what memory and threads.
 
     `model` is the bundled model's name, a checkpoint folder, or the name of a repository on the Hugging Face
-    hub. KV blocks of `block_size` tokens: `num_kv_blocks` of them, or as many as fit `kv_cache_bytes` if that
-    is 0. `max_context` caps prompt and output of a sequence; 0 means what the model was made for, and a
-    longer one than that is refused. `threads` for arithmetic; 0 means one per usable core, shared with the
-    other workers of this host that compute at the same time.
+    hub. KV blocks of `block_size` tokens: `num_kv_blocks` of them, or if that is 0 as many as fit: on a CPU
+    `kv_cache_bytes`; on a GPU what `gpu_memory_utilization` of its memory leaves beside the weights and the
+    largest step (workers that share a GPU each need a share of their own). `max_context` caps prompt and
+    output of a sequence; 0 means what the model was made for, and a longer one than that is refused.
+    `threads` for arithmetic; 0 means one per usable core, shared with the other workers of this host that
+    compute at the same time.
 
     `cpu_kernels`: `native` operators, compiled at the first start, keep weights in the checkpoint's own
     precision and are several times as fast as `torch`; `auto` takes them where there is a compiler and a
@@ -29,7 +31,8 @@ class EngineConfig:
     thousands of times slower and needs TRITON_INTERPRET=1 in the environment.
 
     `dtype` is that of weights, activations and KV; 16 bits on the path of a GPU only, the CPU's operators
-    compute in fp32. Logits are fp32 everywhere.
+    compute in fp32. Logits are fp32 everywhere. `cuda_graphs`: decode steps are recorded at start and
+    replayed.
     """
 
     model: str = BUNDLED_MODEL
@@ -38,6 +41,8 @@ class EngineConfig:
     block_size: int = 16
     num_kv_blocks: int = 0
     kv_cache_bytes: int = _GIB
+    gpu_memory_utilization: float = 0.9
+    cuda_graphs: bool = True
     max_context: int = 0
     threads: int = 0
     enable_prefix_cache: bool = True
@@ -48,6 +53,8 @@ class EngineConfig:
             raise ValueError("block_size must be at least 1")
         if self.num_kv_blocks == 0 and self.kv_cache_bytes < 1:
             raise ValueError("num_kv_blocks or kv_cache_bytes must be given")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError("gpu_memory_utilization must be above 0 and at most 1")
         for name in ("num_kv_blocks", "max_context", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from core.request import TokenLogprob
+from core.request import SamplingParams, TokenLogprob
 from engine.attention import AttentionBackend
 from engine.batch import Batch, Ints
 from engine.model.transformer import Transformer
@@ -39,6 +39,15 @@ class StepSampler(Protocol):
 class Executor(Protocol):
     """Tensors it returns are on its device; what is done with them is queued there in order."""
 
+    @property
+    def warm_up_sampling(self) -> Sequence[SamplingParams]:
+        """Parameters with which all of the sampler is used once."""
+        ...
+
+    def record_steps(self) -> None:
+        """At start, after everything has run once: make ready what is repeated later."""
+        ...
+
     def forward(self, plan: StepPlan, batch: Batch) -> torch.Tensor:
         """The residual stream of the step, fp32 `[num_tokens, hidden_size]`, in the order of `batch`."""
         ...
@@ -64,6 +73,13 @@ class HostExecutor:
     def __init__(self, model: Transformer, attention: AttentionBackend) -> None:
         self._model = model
         self._attention = attention
+
+    @property
+    def warm_up_sampling(self) -> Sequence[SamplingParams]:
+        return [SamplingParams(max_tokens=2, seed=0, top_p=0.9)]
+
+    def record_steps(self) -> None:
+        """There is nothing to record."""
 
     def forward(self, plan: StepPlan, batch: Batch) -> torch.Tensor:
         return self._model.forward(batch.token_ids, batch.positions, self._attention.plan(batch))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ import torch
 from core.errors import InvalidConfig
 from core.ids import RequestId
 from core.kv_layout import KVLayout
-from core.request import Request, SamplingParams
+from core.request import Request
 from engine.attention import AttentionBackend, TorchPagedAttention
 from engine.batch import Batch, Ints, build_batch
 from engine.config import EngineConfig
@@ -26,6 +27,7 @@ from engine.kv.allocator import BlockAllocator
 from engine.kv.cache import KVCache
 from engine.kv.pool import KVPool
 from engine.loaded_model import LoadedModel, load_model
+from engine.memory import num_fitting_blocks
 from engine.model.progress import Progress
 from engine.native.attention import NativePagedAttention
 from engine.running_step import PendingLogprobs, RunningStep
@@ -58,6 +60,7 @@ class ModelRunner:
         """`limits` bounds the steps that will be asked for. Raises InvalidConfig when the KV pool would not
         hold a single block.
         """
+        limits = limits or StepLimits()
         self.model_config = loaded.config
         self.max_context = loaded.max_context
         self.layout = KVLayout(
@@ -68,9 +71,9 @@ class ModelRunner:
             block_size=config.block_size,
             dtype=loaded.dtype,
         )
-        pool = KVPool(self.layout, _num_blocks(config, self.layout), loaded.device)
+        pool = KVPool(self.layout, _num_blocks(loaded, config, self.layout, limits), loaded.device)
         self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
-        self._executor, self._sampler = _engine_parts(loaded, pool, limits or StepLimits())
+        self._executor, self._sampler = _engine_parts(loaded, config, pool, limits)
         self._cores = _core_share(config, loaded)
 
     @classmethod
@@ -116,23 +119,24 @@ class ModelRunner:
     def warm_up(self) -> None:
         """Run a small prefill and a decode, so that the first request does not pay for first uses.
 
-        Before the worker serves; borrows blocks from the allocator and leaves no trace in the cache.
+        Before the worker serves; borrows blocks from the allocator and leaves no trace in the cache. On a GPU
+        each kernel of the sampler is compiled and decode steps are recorded, which takes longer.
         """
         num_tokens = min(2 * self.layout.block_size, self.max_context - 1)
         table = self.cache.allocator.try_allocate(self.layout.num_blocks(num_tokens + 1))
         if table is None:  # a pool of one or two blocks, as tests have
             return
-        request = Request(
-            RequestId("warm-up"), (0,) * num_tokens, SamplingParams(max_tokens=2, seed=0, top_p=0.9)
-        )
-        sequence = new_sequence(request, 0, (), self.max_context)
-        sequence.block_table = table
-        for _ in range(2):
-            plan = StepPlan((ScheduledSequence(sequence, sequence.num_uncomputed_tokens),))
-            output = self.run(plan)
-            sequence.num_computed_tokens = sequence.num_tokens
-            sequence.append(output.sampled[0][0].token_id)
+        for sampling in self._executor.warm_up_sampling:
+            request = Request(RequestId("warm-up"), (0,) * num_tokens, sampling)
+            sequence = new_sequence(request, 0, (), self.max_context)
+            sequence.block_table = table
+            for _ in range(2):
+                plan = StepPlan((ScheduledSequence(sequence, sequence.num_uncomputed_tokens),))
+                output = self.run(plan)
+                sequence.num_computed_tokens = sequence.num_tokens
+                sequence.append(output.sampled[0][0].token_id)
         self.cache.allocator.release(table)
+        self._executor.record_steps()
 
     def _sample(
         self, plan: StepPlan, batch: Batch, hidden: torch.Tensor
@@ -216,16 +220,14 @@ def _core_share(config: EngineConfig, loaded: LoadedModel) -> CoreShare | None:
         return None
 
 
-def _engine_parts(loaded: LoadedModel, pool: KVPool, limits: StepLimits) -> tuple[Executor, StepSampler]:
-    num_heads = loaded.config.num_heads
+def _engine_parts(
+    loaded: LoadedModel, config: EngineConfig, pool: KVPool, limits: StepLimits
+) -> tuple[Executor, StepSampler]:
     if loaded.is_triton:
-        from engine.gpu.executor import TritonExecutor  # loads triton, which a CPU need not have
-        from engine.gpu.sampler import DeviceSampler
-        from engine.kernels.attention import TritonPagedAttention
+        from engine.gpu.parts import triton_parts  # loads triton, which a CPU need not have
 
-        attention = TritonPagedAttention(pool.tensor, num_heads)
-        executor = TritonExecutor(loaded.transformer, attention, limits, loaded.device)
-        return executor, DeviceSampler(loaded.device)
+        return triton_parts(loaded, config, pool, limits)
+    num_heads = loaded.config.num_heads
     if loaded.ops is not None:
         backend: AttentionBackend = NativePagedAttention(loaded.ops, pool.tensor, num_heads)
     else:
@@ -233,8 +235,18 @@ def _engine_parts(loaded: LoadedModel, pool: KVPool, limits: StepLimits) -> tupl
     return HostExecutor(loaded.transformer, backend), Sampler()
 
 
-def _num_blocks(config: EngineConfig, layout: KVLayout) -> int:
-    num_blocks = config.num_kv_blocks or config.kv_cache_bytes // layout.block_bytes
+def _num_blocks(loaded: LoadedModel, config: EngineConfig, layout: KVLayout, limits: StepLimits) -> int:
+    if config.num_kv_blocks:
+        return config.num_kv_blocks
+    if loaded.device.type == "cuda":
+        from engine.gpu.profile import measured_memory
+
+        probe = ModelRunner(loaded, replace(config, num_kv_blocks=1), limits)
+        memory = measured_memory(
+            loaded.device, loaded.weight_bytes, layout, limits, loaded.max_context, probe.run
+        )
+        return num_fitting_blocks(memory, config.gpu_memory_utilization, layout.block_bytes)
+    num_blocks = config.kv_cache_bytes // layout.block_bytes
     if num_blocks < 1:
         raise InvalidConfig(
             f"kv_cache_bytes {config.kv_cache_bytes} is less than one block of {layout.block_bytes} bytes",

@@ -20,10 +20,14 @@ __all__ = ["SampledToken", "ScheduledSequence", "StepLimits", "StepOutput", "Ste
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """The largest step that a worker will ask for: what memory is measured and steps are recorded with."""
+    """The largest step that a worker will ask for: what memory is measured and steps are recorded with.
+
+    `is_decoding`: many of its steps are one token for each of several sequences, and so worth recording.
+    """
 
     max_tokens: int = 512
     max_sequences: int = 64
+    is_decoding: bool = True
 
 
 @dataclass(frozen=True, slots=True)
