@@ -18,6 +18,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -35,6 +36,10 @@ def cases(is_toy: bool, device: torch.device) -> Iterator[KernelCase]:
     others = other_cases.TOY if is_toy else other_cases.ModelSizes()
     yield from attention_cases.attention_cases(attention, device)
     yield from other_cases.other_cases(others, device)
+
+
+def _row(case: KernelCase, timer: Timer, peak_copy: float) -> list[Row]:
+    return [measure(case, timer, peak_copy)]
 
 
 def main() -> int:
@@ -57,7 +62,7 @@ def main() -> int:
         rate = timer.matmul_rate(8192, torch.bfloat16) / 1e12
         file.add(Row("cuBLAS", "bf16, 8192 × 8192 × 8192", rate, "TFLOP/s"))
     for case in cases(is_toy, device):
-        file.add(measure(case, timer, peak_copy))
+        file.add_all(f"{case.kernel}, {case.shape}", partial(_row, case, timer, peak_copy))
     return 0 if file.is_right else 1
 
 

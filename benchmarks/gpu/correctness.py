@@ -35,8 +35,7 @@ def main() -> int:
         from benchmarks.gpu import twin_grid  # late: the interpreter is chosen before
 
         print(HEADER)
-        for row in twin_grid.rows(device_here(), is_toy=options.toy):
-            file.add(row)
+        twin_grid.add_rows(file, device_here(), is_toy=options.toy)
     else:
         file.add(_tested())
     return 0 if file.is_right else 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -54,6 +55,16 @@ class RowFile:
     @property
     def is_right(self) -> bool:
         return all(row.is_right for row in self.rows)
+
+    def add_all(self, what: str, rows: Callable[[], Iterable[Row]]) -> None:
+        """Add what `rows` makes; if it breaks off, a row that says so, and others are still measured."""
+        try:
+            for row in rows():
+                self.add(row)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is in the table, and counts as wrong
+            traceback.print_exc()
+            note = " ".join(f"{type(error).__name__}: {error}".replace("|", "/").split())[:200]
+            self.add(Row(what, "broke off", math.nan, "", is_right=False, note=note))
 
 
 def read_rows(path: Path) -> list[Row]:

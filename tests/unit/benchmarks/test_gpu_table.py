@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,19 @@ def test_rows_come_back_from_their_file(tmp_path: Path) -> None:
         file.add(row)
     assert [line(row) for row in read_rows(tmp_path / "rows.jsonl")] == [line(row) for row in rows]
     assert not file.is_right
+
+
+def test_what_breaks_off_is_a_wrong_row_and_the_rest_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows() -> Iterator[Row]:
+        yield Row("a", "b", 1.0, "GB/s")
+        raise RuntimeError("out of | memory")
+
+    file = RowFile(None)
+    file.add_all("a", rows)
+    file.add_all("c", lambda: [Row("c", "d", 1.0, "GB/s")])
+    assert [row.is_right for row in file.rows] == [True, False, True]
+    assert file.rows[1].note == "RuntimeError: out of / memory"
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
