@@ -28,7 +28,7 @@ class EngineConfig:
     `cpu_kernels`: `native` operators, compiled at the first start, keep weights in the checkpoint's own
     precision and are several times as fast as `torch`; `auto` takes them where there is a compiler and a
     processor for them. `triton` runs the kernels of a GPU in Triton's interpreter, to check that path: it is
-    thousands of times slower and needs TRITON_INTERPRET=1 in the environment.
+    thousands of times slower, needs TRITON_INTERPRET=1 in the environment and serves one worker per process.
 
     `dtype` is that of weights, activations and KV; 16 bits on the path of a GPU only, the CPU's operators
     compute in fp32. Logits are fp32 everywhere. `cuda_graphs`: decode steps are recorded at start and
