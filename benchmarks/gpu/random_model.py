@@ -50,7 +50,7 @@ TOY = ModelConfig(
     head_dim=16,
     rms_norm_eps=1e-5,
     rope=RopeConfig(),
-    max_context=512,
+    max_context=64,
     is_head_tied=False,
 )
 _DTYPE = torch.bfloat16

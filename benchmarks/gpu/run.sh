@@ -4,8 +4,8 @@
 #   benchmarks/gpu/run.sh [--dry-run] [--steps "correctness kernels model handoff"] [--out FOLDER]
 #
 # Needs a clone and a Python with torch, triton, numpy and safetensors (PYTHON=…; .venv's if there is one); says
-# at once what is missing. --dry-run takes toy shapes, and Triton's interpreter where there is no GPU. Rows, logs
-# and the table stay in FOLDER. Exit status: 0; 1 something is wrong; 2 cannot run; 3 a step broke off.
+# at once what is missing. --dry-run takes toy shapes, and Triton's interpreter where there is no GPU. Rows, log
+# and table stay in FOLDER. Exit status: 0; 1 something is wrong; 2 cannot run; 3 a step broke off.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -29,10 +29,8 @@ if [[ -z "$python" ]]; then
 fi
 out="${out:-$(mktemp -d "${TMPDIR:-/tmp}/baton-gpu.XXXXXX")}"
 mkdir -p "$out"
-rm -f "$out"/*.jsonl
+rm -f "$out"/*.jsonl "$out/run.log" "$out/table.md"
 export PYTHONPATH=".${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=PASSIVE
-# files of a run's compiled kernels: kept where later steps find them
-export TRITON_CACHE_DIR="${TRITON_CACHE_DIR:-$out/triton}"
 
 "$python" -m benchmarks.gpu.needs || exit 2
 if [[ -z "$toy" ]]; then
@@ -57,7 +55,7 @@ for step in $steps; do
     started=$SECONDS
     echo "== $step, at most ${limit[$step]} s"
     timeout --kill-after=5 "${limit[$step]}" \
-        "$python" -m "${module[$step]}" $toy --rows "$out/$step.jsonl" 2>&1 | tee "$out/$step.log"
+        "$python" -m "${module[$step]}" $toy --rows "$out/$step.jsonl" 2>&1 | tee -a "$out/run.log"
     status=${PIPESTATUS[0]}
     echo "== $step: status $status after $((SECONDS - started)) s"
     statuses+=("$step=$status")
@@ -65,5 +63,5 @@ done
 echo
 "$python" -m benchmarks.gpu.summary "$out" "${statuses[@]}"
 status=$?
-echo "rows, logs and table: $out"
+echo "rows, log and table: $out"
 exit $status
