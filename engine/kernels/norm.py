@@ -157,7 +157,8 @@ def _build(size: int, num_heads: int, has_residual: bool) -> KernelBuild:
         name=f"rms_norm size={size}{' residual' if has_residual else ''}",
         kernel=_rms_norm,
         signature={
-            **dict.fromkeys(("x", "residual", "weight", "out"), "*bf16"),
+            **dict.fromkeys(("x", "weight", "out"), "*bf16"),
+            "residual": "*fp32",
             **dict.fromkeys(("num_rows", *strides), "i32"),
             "eps": "fp32",
         },
