@@ -130,11 +130,13 @@ class ModelRunner:
             request = Request(RequestId("warm-up"), (0,) * num_tokens, sampling)
             sequence = new_sequence(request, 0, (), self.max_context)
             sequence.block_table = table
-            for _ in range(2):
-                plan = StepPlan((ScheduledSequence(sequence, sequence.num_uncomputed_tokens),))
-                output = self.run(plan)
-                sequence.num_computed_tokens = sequence.num_tokens
-                sequence.append(output.sampled[0][0].token_id)
+            # a GPU has kernels of their own for one, for a few and for many tokens
+            for num_new in (2, num_tokens - 2, 1) if num_tokens > 2 else (num_tokens, 1):
+                item = ScheduledSequence(sequence, num_new)
+                output = self.run(StepPlan((item,)))
+                sequence.num_computed_tokens += item.num_scheduled_tokens
+                if item.reaches_end:
+                    sequence.append(output.sampled[0][0].token_id)
         self.cache.allocator.release(table)
         self._executor.record_steps()
 
