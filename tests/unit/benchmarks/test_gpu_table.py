@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu.cases import BEST, COPY, KernelCase, Rate, measure
 from benchmarks.gpu.needs import ENGINE, Need, missing
+from benchmarks.gpu.report_table import compact
 from benchmarks.gpu.rows import Row, RowFile, line, read_rows
 from benchmarks.gpu.summary import summary
 from benchmarks.gpu.timing import Timer
@@ -116,3 +117,13 @@ def test_the_exit_status_tells_wrong_results_from_steps_that_broke_off(
 def test_a_module_that_is_not_here_is_named_with_what_it_is_for() -> None:
     absent = Need("no_such_module.part", "no-such-package", "a test")
     assert missing((ENGINE[0], absent)) == ["no-such-package (for a test)"]
+
+
+def test_the_report_has_a_line_for_each_kernel_with_spills_in_bold() -> None:
+    row = {"name": "k", "registers": 40, "spilled_bytes": 0, "shared_bytes": 2048, "resident_warps": 16}
+    hopper = {**row, "arch": 90, "instructions": ["wgmma.mma_async"], "spilled_bytes": 8}
+    ampere = {**row, "arch": 80, "instructions": ["mma.sync"]}
+    lines = compact([ampere, hopper, {**ampere, "name": "other"}]).splitlines()
+    assert lines[0] == "| kernel | sm_80 | sm_90 |"
+    assert lines[2] == "| k | 40 / 0 / 2 / 25% mma | 40 / **8** / 2 / 25% wgmma |"
+    assert lines[3] == "| other | 40 / 0 / 2 / 25% mma | – |"
