@@ -17,8 +17,8 @@ from pathlib import Path
 
 from engine.model.bundled import cache_folder
 
-_SOURCES = ("ops.cpp", "kernels.h")
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=off", "-fno-math-errno")
+_SOURCES = ("ops.cpp", "kernels.h", "team.h")
+_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_S = 600.0
 
 _log = logging.getLogger(__name__)

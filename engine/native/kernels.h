@@ -262,9 +262,9 @@ static void linear_of(const LinearArgs& a) {
   if (a.num_rows <= DIRECT_LIMIT) {
     const long share = ceil_div(num_panels, 4 * a.threads);
     const long num_shares = ceil_div(num_panels, share);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.threads > 1)
-    for (long s = 0; s < num_shares; s++)
+    team().each(a.threads, num_shares, [&](long s) {
       for (long p = s * share; p < least(num_panels, (s + 1) * share); p++) direct_panel<Reader>(a, p);
+    });
     return;
   }
   const long num_pieces = ceil_div(a.num_rows, ROWS);
@@ -272,12 +272,11 @@ static void linear_of(const LinearArgs& a) {
   long share = a.num_rows > SHALLOW_LIMIT ? 3 : 1;
   while (share > 1 && num_pieces * ceil_div(num_panels, share) < 4 * a.threads) share--;
   const long num_shares = ceil_div(num_panels, share);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.threads > 1)
-  for (long item = 0; item < num_pieces * num_shares; item++) {
+  team().each(a.threads, num_pieces * num_shares, [&](long item) {
     const long row = item / num_shares * rows, first = item % num_shares * share;
     if (row < a.num_rows)
       blocked<Reader>(a, row, least(rows, a.num_rows - row), first, least(num_panels, first + share));
-  }
+  });
 }
 
 static void linear(const LinearArgs& a) {
@@ -310,8 +309,7 @@ static inline F exponential(F x) {
 
 static void rms_norm(const float* x, const float* weight, float eps, float* out, long num_rows, long size,
                      int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && num_rows * size > 65536)
-  for (long r = 0; r < num_rows; r++) {
+  each_row(threads, num_rows, size, [&](long r) {
     const float* from = x + r * size;
     float* to = out + r * size;
     F a = all(0.0f), b = all(0.0f);
@@ -325,7 +323,7 @@ static void rms_norm(const float* x, const float* weight, float eps, float* out,
     for (; i < size; i++) sum += from[i] * from[i];
     const float scale = 1.0f / __builtin_sqrtf(sum / (float)size + eps);
     for (long j = 0; j < size; j++) to[j] = from[j] * scale * weight[j];
-  }
+  });
 }
 
 static inline F swiglu_of(F gate, F up) {
@@ -333,8 +331,7 @@ static inline F swiglu_of(F gate, F up) {
 }
 
 static void swiglu(const float* gate_up, float* out, long num_rows, long size, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && num_rows * size > 32768)
-  for (long r = 0; r < num_rows; r++) {
+  each_row(threads, num_rows, 2 * size, [&](long r) {
     const float* gate = gate_up + r * 2 * size;
     const float* up = gate + size;
     float* to = out + r * size;
@@ -346,7 +343,7 @@ static void swiglu(const float* gate_up, float* out, long num_rows, long size, i
       store(g, swiglu_of(load(g), load(u)));
       for (long j = i; j < size; j++) to[j] = g[j - i];
     }
-  }
+  });
 }
 
 static inline void rotate(float* __restrict head, const float* __restrict cos, const float* __restrict sin,
@@ -360,8 +357,7 @@ static inline void rotate(float* __restrict head, const float* __restrict cos, c
 
 static void rotate_store(const RotateArgs& a) {
   const long row = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim, half = a.head_dim / 2;
-#pragma omp parallel for schedule(static) num_threads(a.threads) if (a.threads > 1 && a.num_tokens * row > 65536)
-  for (long t = 0; t < a.num_tokens; t++) {
+  each_row(a.threads, a.num_tokens, row, [&](long t) {
     float* heads = a.heads + t * row;
     for (long h = 0; h < a.num_heads + a.num_kv_heads; h++)
       rotate(heads + h * a.head_dim, a.cos + t * half, a.sin + t * half, half);
@@ -372,7 +368,7 @@ static void rotate_store(const RotateArgs& a) {
       for (long i = 0; i < a.head_dim; i++) a.keys[slot + i] = k[h * a.head_dim + i];
       for (long i = 0; i < a.head_dim; i++) a.values[slot + i] = v[h * a.head_dim + i];
     }
-  }
+  });
 }
 
 // ---------------------------------------------------------------- attention
@@ -546,8 +542,7 @@ static void attention(const AttentionArgs& a) {
   auto* counters = reinterpret_cast<std::atomic<int>*>(shared);
   for (long i = 0; i < num_counters; i++) counters[i].store(0, std::memory_order_relaxed);
   float* parts = shared + num_counters;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(a.threads) if (a.threads > 1)
-  for (long index = 0; index < a.num_items * a.num_kv_heads; index++) {
+  team().each(a.threads, a.num_items * a.num_kv_heads, [&](long index) {
     const Item item = item_at(a, index / a.num_kv_heads);
     const long kv_head = index % a.num_kv_heads, num_rows = item.num_tokens * group;
     float* memory = thread_scratch.floats(2 * size + rows * (a.head_dim + KEYS) + a.head_dim * KEYS);
@@ -556,17 +551,17 @@ static void attention(const AttentionArgs& a) {
       Rows s = rows_at(own, num_rows, a.head_dim);
       attend(a, item, kv_head, s, memory);
       emit(a, s, kv_head, item.token, num_rows);
-      continue;
+      return;
     }
     attend(a, item, kv_head, rows_at(parts + index * part_size, num_rows, a.head_dim), memory);
     const int64_t first = a.groups[item.group * 2], count = a.groups[item.group * 2 + 1];
-    if (counters[item.group * a.num_kv_heads + kv_head].fetch_add(1, std::memory_order_acq_rel) + 1 < count) continue;
+    if (counters[item.group * a.num_kv_heads + kv_head].fetch_add(1, std::memory_order_acq_rel) + 1 < count) return;
     // the last to finish merges, always from the first split to the last
     Rows s = rows_at(parts + (first * a.num_kv_heads + kv_head) * part_size, num_rows, a.head_dim);
     for (long i = first + 1; i < first + count; i++)
       merge(s, rows_at(parts + (i * a.num_kv_heads + kv_head) * part_size, num_rows, a.head_dim), num_rows, a.head_dim);
     emit(a, s, kv_head, item.token, num_rows);
-  }
+  });
 }
 
 // ---------------------------------------------------------------- all layers
@@ -578,13 +573,12 @@ static void multiply(const Pass& p, const Matrix& m, const float* x, float* out,
 // Norms of the heads of q and k, for models that have them.
 static void norm_heads(const Pass& p, const Layer& layer) {
   const long row = (p.num_heads + 2 * p.num_kv_heads) * p.head_dim;
-#pragma omp parallel for schedule(static) num_threads(p.threads) if (p.threads > 1 && p.num_tokens > 16)
-  for (long t = 0; t < p.num_tokens; t++) {
+  each_row(p.threads, p.num_tokens, row, [&](long t) {
     float* q = p.heads + t * row;
     float* k = q + p.num_heads * p.head_dim;
     rms_norm(q, layer.q_norm, p.eps, q, p.num_heads, p.head_dim, 1);
     rms_norm(k, layer.k_norm, p.eps, k, p.num_kv_heads, p.head_dim, 1);
-  }
+  });
 }
 
 static void layers(const Pass& p) {

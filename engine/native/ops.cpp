@@ -5,13 +5,15 @@
 // Every output is one chain of fused multiply-adds in the order of its inputs, so a row's result depends
 // neither on the other rows nor on the number of threads nor on the instruction set.
 //
-// Threads come from the OpenMP runtime that torch has loaded and sleep between calls.
+// Each calling thread has a team of helpers of its own (team.h), which sleep between steps.
 
 #include <immintrin.h>
 #include <stdint.h>
 #include <stdlib.h>
 
 #include <atomic>
+
+#include "team.h"
 
 namespace {
 
@@ -102,6 +104,15 @@ thread_local Scratch call_scratch;  // shared by the threads of one call, owned 
 
 inline long least(long a, long b) { return a < b ? a : b; }
 inline long ceil_div(long a, long b) { return (a + b - 1) / b; }
+
+// body(r) for each row of `size` numbers, several rows at a time where they are short.
+template <class Body>
+inline void each_row(long threads, long num_rows, long size, Body&& body) {
+  const long rows = size >= 8192 ? 1 : 8192 / size;
+  team().each(threads, ceil_div(num_rows, rows), [&](long part) {
+    for (long r = part * rows; r < least(num_rows, (part + 1) * rows); r++) body(r);
+  });
+}
 
 inline long block_bytes(int kind) {
   switch (kind) {
