@@ -135,8 +135,8 @@ class ModelRunner:
                 item = ScheduledSequence(sequence, num_new)
                 output = self.run(StepPlan((item,)))
                 sequence.num_computed_tokens += item.num_scheduled_tokens
-                if item.reaches_end:
-                    sequence.append(output.sampled[0][0].token_id)
+                for token in output.sampled[0]:
+                    sequence.append(token.token_id)
         self.cache.allocator.release(table)
         self._executor.record_steps()
 
