@@ -109,18 +109,22 @@ def _fault(build: KernelBuild, arch: int, spilled: int, instructions: tuple[str,
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers per thread and bytes of its stack, where spilled registers go."""
+    """Registers per thread and bytes that it spills; a stack that no instruction touches is none."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        tool = triton.knobs.nvidia.cuobjdump.path
-        output = subprocess.run(
-            [tool, "-res-usage", file.name], check=True, capture_output=True, text=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", output)
+        usage, code = (_cuobjdump(flag, file.name) for flag in ("-res-usage", "-sass"))
+    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     if found is None:
-        raise ValueError(f"cuobjdump says nothing of registers: {output}")
-    return int(found[1]), int(found[2])
+        raise ValueError(f"cuobjdump says nothing of registers: {usage}")
+    is_spilled = re.search(r"\b(STL|LDL)\b", code) is not None
+    return int(found[1]), int(found[2]) if is_spilled else 0
+
+
+def _cuobjdump(flag: str, path: str) -> str:
+    """The tool that triton brings along."""
+    command = [triton.knobs.nvidia.cuobjdump.path, flag, path]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def _resident_warps(arch: int, num_warps: int, registers: int, shared: int) -> int:

@@ -154,7 +154,7 @@ def decode_attention(
         rule.soft_cap,
         rule.window,
         **constants,
-        **_options(tiles),
+        **_options(tiles, constants["BLOCK_M"]),
     )
     merge_splits(sums, stats, out, work, rule)
 
@@ -164,9 +164,10 @@ def builds(arch: int) -> list[KernelBuild]:
     found = []
     for case in shipped(arch):
         for queries in (1, MAX_QUERIES):
+            constants = _constants(case.shape, case.rule, case.tiles, queries)
             found.append(
                 KernelBuild(
-                    name=f"decode_attention {case.name} queries {queries}",
+                    name=f"decode_attention {case.name}, queries {queries}",
                     kernel=_decode_splits,
                     signature={
                         "q": f"*{case.dtype}",
@@ -176,8 +177,8 @@ def builds(arch: int) -> list[KernelBuild]:
                         **dict.fromkeys(("table_stride", "q_stride", "window"), "i32"),
                         **dict.fromkeys(("scale", "soft_cap"), "fp32"),
                     },
-                    constexprs={**case.absent, **_constants(case.shape, case.rule, case.tiles, queries)},
-                    options=_options(case.tiles),
+                    constexprs={**case.absent, **constants},
+                    options=_options(case.tiles, constants["BLOCK_M"]),
                     aligned=frozenset(("q_stride",)),
                     may_spill=case.shape.head_dim > 128,
                     is_sample=case.is_sample and queries == 1,
@@ -198,6 +199,8 @@ def _constants(shape: HeadShape, rule: AttentionRule, tiles: AttentionTiles, que
     }
 
 
-def _options(tiles: AttentionTiles) -> dict[str, Any]:
+def _options(tiles: AttentionTiles, rows: int) -> dict[str, Any]:
     tile = tiles.decode
-    return {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": True}
+    # 64 rows are too many sums for the registers of four warps
+    num_warps = tile.num_warps if rows < 64 else max(8, tile.num_warps)
+    return {"num_warps": num_warps, "num_stages": tile.num_stages, "enable_fp_fusion": True}

@@ -244,7 +244,7 @@ def builds(arch: int) -> list[KernelBuild]:
                 },
                 options=_options(),
                 aligned=frozenset(("q_stride", "k_stride", "v_stride")),
-                is_sample=case.is_sample,
+                is_sample=case.is_sample and arch == 90,
             )
         )
     return found

@@ -99,8 +99,8 @@ def builds(arch: int) -> list[KernelBuild]:
     """What is launched on `arch`: see `engine.kernels.build`."""
     found = []
     for case in shipped(arch):
-        if case.tiles.uses_tma:
-            continue  # it does not read blocks
+        if case.tiles.uses_tma or case.shape.has_scales:
+            continue  # it does not read slots
         num_heads = case.shape.num_kv_heads * case.shape.group
         found.append(
             KernelBuild(
@@ -115,7 +115,8 @@ def builds(arch: int) -> list[KernelBuild]:
                 constexprs=_constants(num_heads, case.shape.head_dim, 1, case.tiles.decode.split, case.rule),
                 options=_options(),
                 aligned=frozenset(("out_stride",)),
-                is_sample=case.is_sample,
+                may_spill=case.shape.head_dim > 128,
+                is_sample=case.is_sample and arch == 90,
             )
         )
     return found

@@ -105,21 +105,29 @@ def slots_arguments(kv: PagedKV, num_keys: int, uses_tma: bool) -> tuple[Any, An
 
 
 def shipped(arch: int) -> Iterator[ShippedCase]:
-    """Eight KV heads of four query heads; blocks of 16 tokens, and those that the copy engine takes."""
-    cases = [
-        (dtype, head_dim, block_size, AttentionRule(head_dim**-0.5), False)
-        for dtype, block_sizes in (("bf16", (16, 64, 128)), ("fp32", (16,)))
-        for head_dim in (64, 80, 96, 128, 256)
-        for block_size in block_sizes
-    ]
-    scale = 128**-0.5
-    cases.append(("bf16", 128, 16, AttentionRule(scale, soft_cap=50.0, window=4096), False))
-    cases.append(("bf16", 128, 16, AttentionRule(scale), True))
-    for dtype, head_dim, block_size, rule, has_scales in cases:
-        tiles = attention_tiles(arch, head_dim, _DTYPES[dtype], block_size)
-        if block_size > 16 and not tiles.uses_tma:
+    """Eight KV heads, mostly of four query heads; small blocks, and those that the copy engine takes."""
+    for name, dtype, shape, rule in _cases():
+        slots = torch.int8 if shape.has_scales else shape.dtype
+        tiles = attention_tiles(arch, shape.head_dim, slots, shape.block_size)
+        if shape.block_size > 16 and not tiles.uses_tma:
             continue  # the kernel is that of small blocks
-        shape = HeadShape(8, 4, head_dim, block_size, _DTYPES[dtype], has_scales)
-        name = f"{dtype} {head_dim}, blocks of {block_size}"
-        name += ", window and cap" if rule.window else ", int8 slots" if has_scales else ""
-        yield ShippedCase(name, dtype, shape, rule, tiles, head_dim == 128 and dtype == "bf16")
+        is_sample = name == "bf16 128, blocks of 16" or (arch == 90 and name == "bf16 128, blocks of 128")
+        yield ShippedCase(name, dtype, shape, rule, tiles, is_sample)
+
+
+def _cases() -> Iterator[tuple[str, str, HeadShape, AttentionRule]]:
+    for dtype, block_sizes in (("bf16", (16, 64, 128)), ("fp32", (16,))):
+        for head_dim in (64, 80, 96, 128, 256):
+            for block_size in block_sizes:
+                shape = HeadShape(8, 4, head_dim, block_size, _DTYPES[dtype])
+                name = f"{dtype} {head_dim}, blocks of {block_size}"
+                yield name, dtype, shape, AttentionRule(head_dim**-0.5)
+    for head_dim in (64, 128, 256):
+        shape = HeadShape(8, 4, head_dim, 16, torch.bfloat16, has_scales=True)
+        yield f"bf16 {head_dim}, int8 slots", "bf16", shape, AttentionRule(head_dim**-0.5)
+    plain = HeadShape(8, 4, 128, 16, torch.bfloat16)
+    rule = AttentionRule(128**-0.5, soft_cap=50.0, window=4096)
+    yield "bf16 128, window and cap", "bf16", plain, rule
+    for group in (1, 8):
+        shape = HeadShape(8, group, 128, 16, torch.bfloat16)
+        yield f"bf16 128, groups of {group}", "bf16", shape, AttentionRule(128**-0.5)

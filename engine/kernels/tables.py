@@ -49,12 +49,12 @@ class AttentionTiles:
 
 
 def attention_tiles(arch: int, head_dim: int, dtype: torch.dtype, block_size: int) -> AttentionTiles:
-    """Tiles for `arch` (80, 90, 100 or `INTERPRETER`) and blocks of `block_size` tokens."""
+    """Tiles for `arch` (80, 90, 100 or `INTERPRETER`), slots of `dtype` and blocks of `block_size` tokens."""
     width = max(64, padded_head_dim(head_dim))
     if arch == INTERPRETER:
         return _INTERPRETED
-    if dtype == torch.float32:
-        return _FP32[(arch, width)]
+    if dtype.itemsize != 2:
+        return (_FP32 if dtype == torch.float32 else _NARROW)[(arch, width)]
     for tiles in _TMA.get((arch, width), ()):
         if block_size % max(tiles.prefill.keys, tiles.decode.keys) == 0:
             return tiles
@@ -105,12 +105,27 @@ _TMA: Mapping[tuple[int, int], tuple[AttentionTiles, ...]] = MappingProxyType(
         (90, 64): (_tma((128, 128, 8, 3), (64, 64, 4, 4)), _tma((128, 64, 8, 4), (64, 64, 4, 4))),
         (90, 128): (_tma((128, 128, 8, 2), (64, 64, 4, 3)), _tma((128, 64, 8, 3), (64, 64, 4, 3))),
         (90, 256): (_tma((128, 64, 8, 2), (64, 32, 8, 3)),),
-        (100, 64): (_tma((128, 128, 8, 3), (64, 64, 4, 4)), _tma((128, 64, 8, 4), (64, 64, 4, 4))),
+        (100, 64): (_tma((128, 128, 8, 3), (64, 64, 4, 4)), _tma((128, 64, 8, 2), (64, 64, 4, 4))),
         (100, 128): (_tma((128, 128, 8, 2), (64, 64, 4, 3)), _tma((128, 64, 8, 3), (64, 64, 4, 3))),
-        (100, 256): (_tma((128, 64, 8, 2), (64, 32, 8, 3)),),
+        (100, 256): (_tma((128, 32, 8, 3), (64, 32, 8, 3)),),
     }
 )
 """16-bit keys in blocks that are multiples of a tile's keys: the largest tile first."""
+
+_NARROW: Mapping[tuple[int, int], AttentionTiles] = MappingProxyType(
+    {
+        (80, 64): _tiles((128, 32, 8, 3), (64, 64, 8, 3)),
+        (80, 128): _tiles((128, 32, 8, 3), (64, 64, 8, 3)),
+        (80, 256): _tiles((64, 32, 8, 2), (64, 32, 8, 3)),
+        (90, 64): _tiles((128, 64, 8, 3), (64, 64, 8, 3)),
+        (90, 128): _tiles((128, 64, 8, 3), (64, 64, 8, 3)),
+        (90, 256): _tiles((128, 32, 8, 3), (64, 32, 8, 3)),
+        (100, 64): _tiles((128, 64, 8, 3), (64, 64, 8, 3)),
+        (100, 128): _tiles((128, 64, 8, 3), (64, 64, 8, 3)),
+        (100, 256): _tiles((128, 32, 8, 3), (64, 32, 8, 3)),
+    }
+)
+"""8-bit slots, which take registers to be widened."""
 
 _FP32: Mapping[tuple[int, int], AttentionTiles] = MappingProxyType(
     {

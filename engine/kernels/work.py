@@ -8,11 +8,15 @@ kernel. Pure function of the batch, apart from one copy to the device. Called on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.batch import Batch, Ints
+
+_Integers = NDArray[np.signedinteger[Any]]
 
 MAX_QUERIES = 8
 """New tokens that a sequence may have in the decode kernel: a sampled one and seven drafts."""
@@ -59,26 +63,26 @@ def plan_work(
     batch: Batch, tokens_per_tile: int, split: int, block_size: int, device: torch.device
 ) -> StepWork:
     """Cut `batch` into prefill tiles of so many tokens and decode splits of so many keys."""
-    slots = torch.from_numpy(batch.token_blocks * block_size + batch.token_offsets)
+    slots = (batch.token_blocks * block_size + batch.token_offsets).view(np.int32)  # two words each
     is_prefill = batch.num_new > MAX_QUERIES
     prefills = np.flatnonzero(is_prefill)
     by_queries = {
         1: np.flatnonzero(batch.num_new == 1),
         MAX_QUERIES: np.flatnonzero((batch.num_new > 1) & ~is_prefill),
     }
-    parts = [batch.block_tables]
+    parts: list[_Integers] = [slots, batch.block_tables]
     if len(prefills):
         parts.append(_tiles(batch, prefills, tokens_per_tile))
     decodes = {queries: rows for queries, rows in by_queries.items() if len(rows)}
     for rows in decodes.values():
         parts += _splits(batch, rows, split)
-    tables, *arrays = _on_device(parts, device)
+    slots_moved, tables, *arrays = _on_device(parts, device)
     prefill = PrefillWork(arrays.pop(0), tables) if len(prefills) else None
     works = []
     for queries in decodes:
         items, num_items, merges, *arrays = arrays
         works.append(DecodeWork(queries, split, items, num_items, merges, tables))
-    return StepWork(prefill, tuple(works), slots.to(device, non_blocking=True))
+    return StepWork(prefill, tuple(works), slots_moved.view(torch.int64))
 
 
 def _tiles(batch: Batch, rows: Ints, tokens_per_tile: int) -> Ints:
@@ -101,14 +105,16 @@ def _splits(batch: Batch, rows: Ints, split: int) -> list[Ints]:
     return [items, np.array([len(items)]), merges]
 
 
-def _on_device(arrays: list[Ints], device: torch.device) -> list[torch.Tensor]:
-    """All arrays as int32 in one copy, each beginning at a multiple of 16 bytes."""
+def _on_device(arrays: list[_Integers], device: torch.device) -> list[torch.Tensor]:
+    """All arrays as int32 in one copy, each at a multiple of 16 bytes as kernels assume."""
     sizes = [-(-array.size // 4) * 4 for array in arrays]
     ends = np.cumsum(sizes)
     flat = np.zeros(int(ends[-1]), dtype=np.int32)
     for array, end, size in zip(arrays, ends.tolist(), sizes, strict=True):
         flat[end - size : end - size + array.size] = array.reshape(-1)
-    moved = torch.from_numpy(flat).to(device, non_blocking=True)
+    moved = torch.from_numpy(flat)
+    if device.type == "cuda":  # from pinned memory, or the host would wait for the device
+        moved = moved.pin_memory().to(device, non_blocking=True)
     return [
         moved[end - size : end - size + array.size].view(array.shape)
         for array, end, size in zip(arrays, ends.tolist(), sizes, strict=True)
