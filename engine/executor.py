@@ -16,6 +16,7 @@ from engine.attention import AttentionBackend
 from engine.batch import Batch, Ints
 from engine.model.transformer import Transformer
 from engine.sampling import SampledColumns, SamplingColumns, token_logprobs
+from engine.sampling.sampled import no_tokens
 from engine.step import StepPlan
 from engine.stream_step import StreamStep
 
@@ -56,6 +57,10 @@ class Executor(Protocol):
         """fp32 logits of some rows of `hidden`; `samples` then repeats and picks among them."""
         ...
 
+    def drawn_nothing(self, hidden: torch.Tensor) -> Pending[SampledColumns]:
+        """For a step that samples no row: settled when `hidden` has been computed."""
+        ...
+
     def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
         """The first rows of `drawn` are the next tokens of `streams`: a later plan may ask for them before
         they are known on the host.
@@ -87,6 +92,9 @@ class HostExecutor:
     def logits(self, hidden: torch.Tensor, rows: Ints, samples: Ints | None = None) -> torch.Tensor:
         logits = self._model.logits(hidden[torch.from_numpy(rows)])
         return logits if samples is None else logits[torch.from_numpy(samples)]
+
+    def drawn_nothing(self, hidden: torch.Tensor) -> Pending[SampledColumns]:
+        return no_tokens()
 
     def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
         """They are known already."""

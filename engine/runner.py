@@ -160,7 +160,7 @@ class ModelRunner:
         if rows:
             columns = join_columns(columns, columns_of(rows))
         if not len(columns):
-            return no_tokens(), tuple(samples)
+            return self._executor.drawn_nothing(hidden), tuple(samples)
         drawn = self._sampler.draw(self._logits(hidden, lasts[:num_streams], tokens), columns)
         self._executor.remember(plan.streams, drawn)
         return drawn, tuple(samples)

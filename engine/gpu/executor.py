@@ -15,7 +15,7 @@ from core.request import SamplingParams, TokenLogprob
 from engine.batch import Batch, Ints
 from engine.cuda_graphs import DecodeGraphs
 from engine.executor import Pending
-from engine.gpu.sampler import DrawnOnDevice, PromptLogprobs
+from engine.gpu.sampler import DrawnNothing, DrawnOnDevice, PromptLogprobs
 from engine.gpu.staging import to_device
 from engine.gpu.token_feed import TokenFeed, feed_slots
 from engine.kernels.attention import TritonPagedAttention
@@ -77,6 +77,9 @@ class TritonExecutor:
     def logits(self, hidden: torch.Tensor, rows: Ints, samples: Ints | None = None) -> torch.Tensor:
         logits = self._model.logits(hidden.index_select(0, to_device(rows, self._device)))
         return logits if samples is None else logits.index_select(0, to_device(samples, self._device))
+
+    def drawn_nothing(self, hidden: torch.Tensor) -> Pending[SampledColumns]:
+        return DrawnNothing(hidden)
 
     def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
         assert isinstance(drawn, DrawnOnDevice)

@@ -18,6 +18,7 @@ from engine.kernels.sampling import sample
 from engine.kernels.sampling_logprobs import Logprobs, token_logprobs
 from engine.kernels.sampling_pack import pack
 from engine.sampling import SampledColumns, SamplingColumns
+from engine.sampling.sampled import no_tokens
 from engine.sampling.settings import Ints
 
 
@@ -57,6 +58,17 @@ class DrawnOnDevice:
             raise StepFailed("logits are not finite", row=int(is_finite.argmin()))
         found = {} if self._logprobs is None else self._logprobs.by_row(token_ids.tolist())
         return SampledColumns(token_ids.astype(np.int64), gaps.view(np.float32).astype(np.float64), found)
+
+
+class DrawnNothing:
+    """No rows; settled when `computed` has been."""
+
+    def __init__(self, computed: torch.Tensor) -> None:
+        self._copy = HostCopy([computed.view(-1)[:1]])
+
+    def settled(self) -> SampledColumns:
+        self._copy.wait()
+        return no_tokens()
 
 
 class PendingLogprobs:

@@ -40,6 +40,8 @@ def feed_slots(streams: StreamStep, batch: Batch) -> Ints | None:
     is_unknown = streams.token_ids == UNKNOWN_TOKEN
     if not is_unknown.any():
         return None
+    is_penalized = streams.traits["sampling"]["is_penalized"]
+    assert not (is_penalized & is_unknown).any(), "penalties need a history that the host knows"
     slots = np.full(batch.num_tokens, NO_SLOT, dtype=np.int64)
     places = batch.starts[batch.rows_by_plan()[: len(streams)]]
     slots[places[is_unknown]] = streams.slots[is_unknown]

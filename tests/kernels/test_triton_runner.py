@@ -202,6 +202,24 @@ def _tables(sequences: list[Sequence], width: int) -> Ints:
     return np.array([sequence.block_table[:width] for sequence in sequences])
 
 
+def test_penalties_are_refused_before_their_history_is_known(config: EngineConfig) -> None:
+    runner = make_runner(config)
+    sequence = start(runner, PROMPT[:9], replace(GREEDY, frequency_penalty=0.5))
+    step(runner, chunk(sequence))
+    rows = StreamRows(runner.layout.block_size, frozenset())
+    rows.insert(0, sequence)
+    ahead = replace(rows.step(), token_ids=np.array([UNKNOWN_TOKEN]))
+    with pytest.raises(AssertionError, match="history"):
+        runner.start(StepPlan(streams=ahead))
+
+
+def test_a_step_that_samples_nothing_is_awaited_too(config: EngineConfig) -> None:
+    runner = make_runner(config)
+    output = runner.start(StepPlan((chunk(start(runner, PROMPT), 20),))).result()
+    assert output.sampled == ((),)
+    assert len(output.streams) == 0
+
+
 def test_warming_up_leaves_no_trace(config: EngineConfig) -> None:
     runner = make_runner(config)
     runner.warm_up()
