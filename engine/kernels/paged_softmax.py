@@ -138,26 +138,28 @@ def attend(
             NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, BLOCK_N, BLOCK_D, USE_TMA,
         )  # fmt: skip
         zero = tl.zeros([q.shape[0], BLOCK_N], dtype=tl.float32)
-        scores = product(q, tl.trans(k.to(q.dtype)), zero, PRECISION, WIDENED) * scale
+        scores = product(q, tl.trans(k.to(q.dtype)), zero, PRECISION, WIDENED)
         if HAS_SCALES:
             scores *= load_scales(
                 key_scales, blocks, kv_head, start, low, last, NUM_KV_HEADS, BLOCK_SIZE, BLOCK_N
             )[None, :]
+        # What makes a score of a product is left to the fused multiply-add before the exponential.
+        factor = scale
         if HAS_CAP:
-            # cap * tanh(scores / cap), from an exponential that may overflow to infinity or vanish
-            scores = 1.0 - 2.0 / (tl.exp2(scores * (2.0 * 1.4426950408889634 / soft_cap)) + 1.0)
-            scores *= soft_cap * 1.4426950408889634
+            # cap * tanh(score / cap), from an exponential that may overflow to infinity or vanish
+            factor = soft_cap * 1.4426950408889634
+            scores = 1.0 - 2.0 / (tl.exp2(scores * (scale * 2.0 * 1.4426950408889634 / soft_cap)) + 1.0)
         if MASKED:
             n = start + tl.arange(0, BLOCK_N)
             is_seen = n[None, :] <= positions[:, None]
             if HAS_WINDOW:
                 is_seen &= n[None, :] > positions[:, None] - window
             scores = tl.where(is_seen, scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        new_top = tl.maximum(top, tl.max(scores, 1) * factor)
         shift = new_top
         if MASKED:
             shift = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen no key yet
-        weights = tl.exp2(scores - shift[:, None])
+        weights = tl.exp2(scores * factor - shift[:, None])
         decay = tl.exp2(top - shift)
         total = total * decay + tl.sum(weights, 1)
         v = load_slots(
