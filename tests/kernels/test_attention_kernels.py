@@ -60,13 +60,15 @@ def test_windows_and_soft_caps(rule: tuple[float, int], dtype: torch.dtype, devi
 
 
 def test_blocks_that_have_left_the_window_are_not_read(device: torch.device) -> None:
-    pages = Pages([100, 90], Heads(2, 1, 32), device)
-    rule = AttentionRule(0.3, window=20)
-    for table, length in zip(pages.tables, pages.lengths, strict=True):
-        gone = table[: (length - 12 - 20) // 16]
-        pages.pool[:, gone] = torch.nan
-    check(pages, [(0, 12), (1, 1)], rule=rule)
-    check(pages, [(0, 5), (1, 9)], rule=rule)
+    # blocks smaller than a tile of keys: the first tile reaches into blocks that are gone
+    pages = Pages([100, 90], Heads(2, 1, 32, block_size=4), device)
+    rule = AttentionRule(0.3, window=21)
+    for new in ([(0, 12), (1, 1)], [(0, 5), (1, 9)]):
+        for index, count in new:
+            first_seen = pages.lengths[index] - count + 1 - rule.window
+            pages.pool[:, pages.tables[index][: first_seen // 4]] = torch.nan
+        check(pages, new, rule=rule)
+        pages = Pages([100, 90], pages.heads, device)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
