@@ -35,16 +35,9 @@ class CoreShare:
     def __init__(self, num_cores: int, folder: Path | None = None) -> None:
         self._num_cores = num_cores
         self._folder = folder or Path(tempfile.gettempdir()) / f"baton-cores-{os.getuid()}"
-        _own(self._folder)
-        descriptor, name = tempfile.mkstemp(prefix=f"{os.getpid()}-", dir=self._folder)
-        self._path = Path(name)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held until the process ends, however it does
-        os.ftruncate(descriptor, _SIZE)
-        self._words = mmap.mmap(descriptor, _SIZE)
-        self._own = memoryview(self._words).cast("Q")
         self._others: dict[str, memoryview] = {}
         self._looked_at = -_LOOK_PERIOD_NS
-        self._close = weakref.finalize(self, _remove, self._path, descriptor)
+        self._join()
 
     @contextmanager
     def step(self) -> Iterator[int]:
@@ -60,10 +53,21 @@ class CoreShare:
         """Leave. Safe to call twice; also happens when this object or the process ends."""
         self._close()
 
+    def _join(self) -> None:
+        _own(self._folder)
+        descriptor, name = tempfile.mkstemp(prefix=f"{os.getpid()}-", dir=self._folder)
+        self._path = Path(name)
+        self._close = weakref.finalize(self, _remove, self._path, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held until the process ends, however it does
+        os.ftruncate(descriptor, _SIZE)
+        self._own = memoryview(mmap.mmap(descriptor, _SIZE)).cast("Q")
+
     def _num_threads(self, now: int) -> int:
         if now - self._looked_at >= _LOOK_PERIOD_NS:
             self._looked_at = now
-            self._look()
+            # no descriptor left, a folder that was cleaned away: no step fails for want of a look
+            with contextlib.suppress(OSError):
+                self._look()
         busy = [
             name
             for name, words in self._others.items()
@@ -76,7 +80,11 @@ class CoreShare:
         return max(1, part + (rank < rest))
 
     def _look(self) -> None:
-        """Find who came, and clear away what the dead have left."""
+        """Find who came, and clear away what the dead have left. Somebody may have cleared our own away."""
+        if self._close.alive and not self._path.exists():
+            self._close()
+            self._join()
+            self._own[_IS_STEPPING] = 1
         found = {}
         for entry in os.scandir(self._folder):
             if entry.name == self._path.name:

@@ -46,6 +46,8 @@ class Push:
         self._heard_at = 0.0
         self._pushed_at = 0.0
         self._backoff_s = config.reconnect_min_s
+        self._num_in_flight = 0  # frames of the present stream
+        self._is_waiting_for_room = False
         self._scratch = bytearray()  # where a payload lies before it is joined to its header; memory in use
 
     def add(self, first_index: int, block_ids: Sequence[int]) -> None:
@@ -86,7 +88,7 @@ class Push:
         """Keepalives while nothing is pushed; never returns, raises TransferTimeout when decode is silent.
 
         An answered keepalive is no sign of life while frames wait for their acknowledgement: those must make
-        progress.
+        progress. A frame that waits for room, which other tickets have, is not on its way yet.
         """
         self._heard_at = self._pushed_at = self._clock.now()
         while True:
@@ -106,7 +108,7 @@ class Push:
                     await transport.keepalive(self._fence)
             except (WorkerLost, TimeoutError):
                 continue
-            if not self._queue.has_unacked:
+            if not self._queue.has_unacked or (self._is_waiting_for_room and self._num_in_flight == 0):
                 self._heard_at = self._clock.now()
 
     async def until_heard(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -121,6 +123,7 @@ class Push:
 
     async def _drive(self, stream: PushStream) -> None:
         """Send and read acknowledgements until all that was added has arrived and no more is to come."""
+        self._num_in_flight = 0
         writing = asyncio.create_task(self._write_frames(stream))
         reading = asyncio.create_task(self._read_acks(stream))
         try:
@@ -144,10 +147,18 @@ class Push:
                 continue
             num_bytes = run.num_blocks * self._store.layout.block_bytes
             # the room is in no variable: an error's traceback would keep the memory
-            frame, checksum = self._frame(run, await stream.room(self._fence.ticket_id, num_bytes))
+            frame, checksum = self._frame(run, await self._room(stream, num_bytes))
             self._queue.sent(run, checksum)
+            self._num_in_flight += 1
             await stream.send(frame)
             self._pushed_at = self._clock.now()
+
+    async def _room(self, stream: PushStream, num_bytes: int) -> Room | None:
+        self._is_waiting_for_room = True
+        try:
+            return await stream.room(self._fence.ticket_id, num_bytes)
+        finally:
+            self._is_waiting_for_room = False
 
     def _frame(self, run: BlockRun, room: Room | None) -> tuple[bytes, int]:
         """The frame of a run, whose payload goes into `room` if there is one, and its checksum."""
@@ -167,6 +178,7 @@ class Push:
             ack = decode_ack(data)
             if ack.error is not None:
                 raise _Refused(ack.error)
+            self._num_in_flight -= 1
             if self._queue.acknowledge(ack.first_index, ack.num_blocks):
                 self._heard_at = self._clock.now()
                 self._backoff_s = self._config.reconnect_min_s

@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 _HANDSHAKE_S = 2.0
 _ACCEPT_AGAIN_S = 1.0
+_MAX_GREETING = 64  # connections that have not said who they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class ShmAcceptor:
         self._metrics = metrics
         self._create = create
         self._num_bytes = 0
+        self._num_greeting = 0
         self._grants: dict[int, _Grant] = {}
         os.close(create_memory(0))  # whether the system has it at all
         name, host = f"baton-{secrets.token_hex(16)}", host_id()
@@ -129,6 +131,12 @@ class ShmAcceptor:
                 _log.warning("a prefill worker could not attach: %r", error)
                 await asyncio.sleep(_ACCEPT_AGAIN_S)
                 continue
+            # another user's process gets nothing, not even a descriptor for the time of a handshake
+            if peer_uid(connection) != os.geteuid() or self._num_greeting >= _MAX_GREETING:
+                _log.info("a connection for staging memory is closed: another user's, or too many at once")
+                connection.close()
+                continue
+            self._num_greeting += 1
             task = asyncio.create_task(self._serve(connection))
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
@@ -148,6 +156,8 @@ class ShmAcceptor:
             except (OSError, TimeoutError) as error:
                 _log.warning("a process did not attach: %r", error)
                 return
+            finally:
+                self._num_greeting -= 1
             staging_id = secrets.randbits(64)
             self._count(hello.num_bytes)
             try:
@@ -169,8 +179,6 @@ class ShmAcceptor:
         """Whoever may attach; raises NotAttached."""
         loop = asyncio.get_running_loop()
         hello = Hello.decode(await loop.sock_recv(connection, MAX_PACKET_BYTES))
-        if peer_uid(connection) != os.geteuid():
-            raise NotAttached(Fallback.REFUSED, "it runs as another user")
         if hello is None or not secrets.compare_digest(hello.token, self._token):
             raise NotAttached(Fallback.REFUSED, "it was not told the token")
         if hello.receiver_epoch != self._own_epoch:

@@ -142,6 +142,8 @@ async def attach(
         connection.close()
         if isinstance(error, TimeoutError):
             raise NotAttached(Fallback.TIMEOUT, f"no answer within {timeout_s:g} s") from error
+        if isinstance(error, ConnectionError):
+            raise NotAttached(Fallback.REFUSED, "decode closed the connection") from error
         if isinstance(error, OSError):
             raise NotAttached(Fallback.BROKEN, repr(error)) from error
         raise

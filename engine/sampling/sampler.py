@@ -27,6 +27,7 @@ from engine.sampling.filters import (
 )
 from engine.sampling.logprobs import token_logprobs
 from engine.sampling.noise import log_exponential, row_keys
+from engine.sampling.one_thread import one_thread
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampled import SampledColumns, SampledToken
 from engine.sampling.settings import Ints, Records, SamplingColumns, columns_of
@@ -62,6 +63,10 @@ class Sampler:
         """
         assert logits.dtype == torch.float32
         assert logits.shape[0] == len(columns)
+        with one_thread():
+            return self._draw_all(logits, columns)
+
+    def _draw_all(self, logits: torch.Tensor, columns: SamplingColumns) -> SampledColumns:
         found = np.empty((3, len(columns)))  # token ids, gaps, best logits: float64 holds all of them exactly
         for kind, indexes in _groups(columns.settings, logits.shape[-1]):
             # one transfer for all rows of a kind

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -206,13 +206,30 @@ async def test_a_process_of_another_user_gets_nothing() -> None:
             finally:
                 os.seteuid(0)
             loop = asyncio.get_running_loop()
-            await loop.sock_sendall(
-                stranger, Hello(address.token, decode.ref.epoch, new_epoch(), BLOCK).encode()
-            )
-            with pytest.raises(NotAttached) as refusal:
-                decode_grant(await loop.sock_recv(stranger, 256))
-            assert refusal.value.reason is Fallback.REFUSED
+            # closed at once, with or without a word of the stranger
+            with suppress(ConnectionError):
+                await loop.sock_sendall(
+                    stranger, Hello(address.token, decode.ref.epoch, new_epoch(), BLOCK).encode()
+                )
+            with suppress(ConnectionError):
+                assert await asyncio.wait_for(loop.sock_recv(stranger, 256), 2.0) == b""
         assert decode.acceptor.num_bytes == 0
+
+
+async def test_silent_connections_are_bounded_and_keep_nobody_out_for_long() -> None:
+    async with decode_end(port()) as decode, AsyncExitStack() as stack:
+        assert decode.acceptor is not None
+        address, loop = decode.acceptor.address, asyncio.get_running_loop()
+        silent = []
+        for _ in range(80):
+            silent.append(stack.enter_context(closing(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))))
+            silent[-1].setblocking(False)
+            await loop.sock_connect(silent[-1], f"\0{address.socket_name}")
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(loop.sock_recv(silent[-1], 1), 2.0) == b"", "one too many"
+        await asyncio.sleep(2.5)  # as long as a handshake may take
+        attachment = await attach(address, decode.ref.epoch, new_epoch(), BLOCK, 1.0)
+        attachment.connection.close()
 
 
 async def test_a_process_that_means_another_incarnation_gets_nothing() -> None:

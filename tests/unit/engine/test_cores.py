@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -98,3 +100,24 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_usable_cores_are_those_of_the_affinity_at_most() -> None:
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_a_folder_that_is_cleared_away_fails_no_step_and_is_made_again(tmp_path: Path) -> None:
+    one, other = CoreShare(4, tmp_path / "c"), CoreShare(4, tmp_path / "c")
+    assert parts(one, other) == [2, 2]
+    shutil.rmtree(tmp_path / "c")
+    for share in (one, other, one):  # each comes back at its next step, and is seen by the other then
+        with share.step():
+            pass
+    assert parts(one, other) == [2, 2]
+    assert len(list((tmp_path / "c").iterdir())) == 2
+
+
+def test_a_folder_that_cannot_be_read_fails_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptor_left(path: object) -> None:
+        raise OSError(errno.EMFILE, "too many open files")
+
+    share = CoreShare(4, tmp_path / "c")
+    monkeypatch.setattr(os, "scandir", no_descriptor_left)
+    with share.step() as num_threads:
+        assert num_threads == 4

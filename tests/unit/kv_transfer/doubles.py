@@ -271,6 +271,8 @@ class TroubledTransport:
         self.inner = inner
         self.is_down = False
         self.is_silent = False
+        self.has_room = asyncio.Event()
+        self.has_room.set()
         self.alter: Callable[[bytes], bytes] = lambda frame: frame
         self.max_frames_a_stream: int | None = None
         self.lost_commits = 0
@@ -326,6 +328,7 @@ class _TroubledPush:
         self._broken = asyncio.Event()
 
     async def room(self, ticket_id: TicketId, num_bytes: int) -> Room | None:
+        await self._transport.has_room.wait()
         return await self._inner.room(ticket_id, num_bytes)
 
     async def send(self, frame: bytes) -> None:

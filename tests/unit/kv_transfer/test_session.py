@@ -375,6 +375,35 @@ async def test_a_peer_that_answers_nothing_ends_the_session_after_the_bounded_si
 
 
 @in_virtual_time
+async def test_waiting_for_room_that_other_tickets_have_is_no_silence() -> None:
+    async with pair() as ends:
+        ticket = make_ticket(80)
+        session = ends.open(ticket)
+        await session.offered()
+        ends.transport.has_room.clear()
+        session.add_blocks(0, range(20))
+        await asyncio.sleep(30)
+        assert session.error is None
+        ends.transport.has_room.set()
+        await session.finish(80)
+        assert ends.arrived(ticket, range(20))
+
+
+@in_virtual_time
+async def test_a_peer_that_is_gone_while_room_is_waited_for_ends_the_session() -> None:
+    async with pair() as ends:
+        session = ends.open(make_ticket(80))
+        await session.offered()
+        ends.transport.has_room.clear()
+        session.add_blocks(0, range(4))
+        await asyncio.sleep(10)
+        ends.transport.is_silent = True
+        started = now()
+        assert isinstance(await session.ended(), TransferTimeout)
+        assert now() - started <= 5.1
+
+
+@in_virtual_time
 async def test_an_offer_that_is_never_answered_ends_after_the_bounded_silence() -> None:
     async with pair() as ends:
         ends.transport.is_silent = True
