@@ -27,6 +27,8 @@ POINTS = {
     "test_on_ray": "d",
     "test_bridge_faults": "d",
     "test_waste": "e",
+    "test_shared_memory": "d",
+    "test_peers": "-",
     "test_kill": "g",
     "test_command": "a",
     "test_stop": "a",
