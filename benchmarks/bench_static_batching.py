@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from core.ids import RequestId
 from core.request import Request, SamplingParams
 from decode_worker.config import DecodeConfig
@@ -78,7 +80,7 @@ class Bench:
         self._config = DecodeConfig(max_num_seqs=num_places)
 
     def run(self, mode: str, requests: Items[Request]) -> Result:
-        scheduler = Scheduler(self._config, self._runner.cache)
+        scheduler = Scheduler(self._config, self._runner.cache, frozenset())
         waiting = list(requests)
         num_asked = sum(request.sampling.max_tokens for request in requests)
         num_steps = 0
@@ -110,11 +112,14 @@ class Bench:
 
     def _step(self, scheduler: Scheduler) -> None:
         plan = scheduler.schedule()
-        assert plan.scheduled, "nothing can run: the pool is too small for the workload"
+        assert len(plan), "nothing can run: the pool is too small for the workload"
         output = self._runner.run(plan)
-        scheduler.advance(plan)
-        for item, sampled in zip(plan.scheduled, output.sampled, strict=True):
+        scheduler.advance(plan, output.streams.token_ids)
+        for index in np.flatnonzero(plan.streams.is_ended_by(output.streams.token_ids)).tolist():
+            scheduler.remove(plan.streams.sequences[index])
+        for item, sampled in zip(plan.chunks, output.sampled, strict=True):
             for token in sampled:
+                scheduler.settle_first_samples(item.sequence)
                 item.sequence.append(token.token_id)
             if sampled and finish_reason_after(item.sequence, frozenset()) is not None:
                 scheduler.remove(item.sequence)
