@@ -20,7 +20,6 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
@@ -149,11 +148,10 @@ class Bench:
 
     async def _listen(self, job: GenerateJob) -> None:
         stream, _ = self.streams.open(job)
-        async with aclosing(stream.follow(job)) as events:
-            async for event in events:
-                self.num_unread -= len(event.delta.token_ids)
-                if self.num_unread == 0:
-                    self.is_read.set()
+        async for event in stream.follow(job):
+            self.num_unread -= len(event.delta.token_ids)
+            if self.num_unread == 0:
+                self.is_read.set()
 
     def step(self) -> None:
         self.loop.tick()
