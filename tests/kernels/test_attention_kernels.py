@@ -108,7 +108,7 @@ def test_keys_fetched_by_the_copy_engine(block_size: int, device: torch.device) 
     tiles = AttentionTiles(PrefillTile(64, 32, 4, 2), DecodeTile(16, 32, 4, 2, split=64), uses_tma=True)
     heads = Heads(2, 1, 96, block_size, torch.bfloat16)
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] < 9:
-        pytest.skip("this GPU has no such engine")
+        pytest.skip("the copy engine (TMA) came with sm_90; without a GPU the interpreter runs this")
     pages = Pages([1, 31, 33, 100], heads, device)
     for rule in (heads.rule, AttentionRule(0.2, window=20)):
         check(pages, [(3, 1), (2, 7), (0, 1)], tiles, rule)

@@ -115,6 +115,7 @@ def test_quantized_slots_keep_each_vector_to_a_step_of_its_own_scale(
     slot_dtype: torch.dtype, device: torch.device
 ) -> None:
     if slot_dtype == torch.float8_e4m3fn and device.type == "cpu":
+        # see the next test for what can be shown without a GPU
         pytest.skip("Triton's interpreter loses the carry when it rounds to fp8")
     case = Case(device, slot_dtype=slot_dtype)
     case.heads[2, case.num_heads :] = 0.0  # a vector of zeros has no scale to divide by
@@ -133,6 +134,21 @@ def test_quantized_slots_keep_each_vector_to_a_step_of_its_own_scale(
     difference = (pool.float() - expected.float())[written].abs()
     assert difference.max() <= (1 if slot_dtype == torch.int8 else 32)  # at a rounding's border
     assert (difference > 0).float().mean() < 0.01
+
+
+def test_fp8_slots_keep_what_fp8_can_hold_exactly(device: torch.device) -> None:
+    case = Case(device, slot_dtype=torch.float8_e4m3fn)
+    values = torch.randn(case.heads.shape, device=device).mul_(50).to(torch.float8_e4m3fn).float()
+    values[..., 0] = 448.0  # the largest: each vector's scale is 1, and nothing is rounded
+    case.heads = values
+    _, pool, scales = case.run(False, Rotation())
+    blocks, offsets = case.slots // _BLOCK_SIZE, case.slots % _BLOCK_SIZE
+    assert (scales[:, blocks, :, offsets] == 1.0).all()
+    assert torch.equal(pool[1, blocks, :, offsets].float(), values[:, -case.num_kv_heads :])
+    first_key = values.shape[1] - 2 * case.num_kv_heads
+    assert torch.equal(
+        pool[0, blocks, :, offsets].float(), values[:, first_key : first_key + case.num_kv_heads]
+    )
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, under the interpreter, speaks of NaN
