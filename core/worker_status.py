@@ -29,10 +29,26 @@ class Announcement:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCost:
+    """Seconds of a step, as measured: `decode_s + streams × stream_s`; with tokens of prompts in it
+    `prefill_s + streams × stream_s + tokens × token_s`. All 0: not measured yet.
+    """
+
+    decode_s: float = 0.0
+    stream_s: float = 0.0
+    prefill_s: float = 0.0
+    token_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """Load at one moment. Token counts are uncached tokens still to be computed; blocks partition the pool.
 
     `prefill_tokens_per_s` and `step_s` are measured running averages (0 = not measured yet).
+
+    `alone` and `beside` are what steps cost with the host's cores to itself and beside another worker of the
+    host. `num_shared_cores`: cores that it shares with others there, 0 if its speed does not depend on them.
+    `max_step_tokens`: prompt tokens of a step without streams, `max_chunk_tokens`: beside some (0: as many).
     """
 
     ref: WorkerRef
@@ -49,6 +65,11 @@ class WorkerStatus:
     max_num_seqs: int
     prefill_tokens_per_s: float = 0.0
     step_s: float = 0.0
+    num_shared_cores: int = 0
+    max_step_tokens: int = 0
+    max_chunk_tokens: int = 0
+    alone: StepCost = StepCost()
+    beside: StepCost = StepCost()
 
     @property
     def kv_utilization(self) -> float:

@@ -29,6 +29,7 @@ from decode_worker.stream import Delivery, Stream
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import StepPlan
+from engine.step_costs import StepCosts, StepWork
 from kv_transfer.transport import WriteCheck
 
 _log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class DecodeLoop:
         self._clock = clock
         self._deliver = deliver
         self._metrics = metrics
+        self._costs = StepCosts()
         self._ticket_metrics = ticket_metrics
         self._scheduler = Scheduler(config, runner.cache, runner.model_config.eos_token_ids)
         self._inbox = Inbox(ref, runner.cache, runner.cache.pool, config, clock, ticket_metrics.observe_end)
@@ -174,12 +176,14 @@ class DecodeLoop:
             return False
         before = self._clock.now()
         self._observe_slots(before)
-        num_chunk_tokens = sum(i.num_scheduled_tokens for i in plan.chunks if i.num_scheduled_tokens > 1)
+        chunks = [item.num_scheduled_tokens for item in plan.chunks if item.num_scheduled_tokens > 1]
+        num_streams = len(plan) - len(chunks)
         self._run(plan)
         self._flush()
         now = self._clock.now()
         self.progress_at = now
-        self._metrics.observe_step(now - before, num_chunk_tokens)
+        self._metrics.observe_step(now - before, sum(chunks))
+        self._costs.observe(now - before, StepWork(sum(chunks), num_streams), self._runner.is_beside)
         self._observe_slots(now)
         self._metrics.observe_status(self.status())
         return True
@@ -237,6 +241,11 @@ class DecodeLoop:
             max_num_seqs=self._config.max_num_seqs,
             prefill_tokens_per_s=self._metrics.prefill_tokens_per_s,
             step_s=self._metrics.step_s,
+            num_shared_cores=self._runner.num_shared_cores,
+            max_step_tokens=self._config.token_budget,
+            max_chunk_tokens=self._config.prefill_chunk,
+            alone=self._costs.alone,
+            beside=self._costs.beside,
         )
 
     # ------------------------------------------------------------ inside

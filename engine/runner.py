@@ -75,6 +75,10 @@ class ModelRunner:
         self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
         self._executor, self._sampler = _engine_parts(loaded, config, pool, limits)
         self._cores = _core_share(config, loaded)
+        self.num_shared_cores = usable_cores() if loaded.device.type == "cpu" and not config.threads else 0
+        """Cores that other workers of the host may take from a step; 0: its speed does not depend on them."""
+        self.is_beside = False
+        """Whether the last step had to leave cores to another worker's."""
 
     @classmethod
     def load(
@@ -99,6 +103,7 @@ class ModelRunner:
         penalized, since penalties are computed from the tokens that the host knows.
         """
         with self._core_part() as num_threads:
+            self.is_beside = 0 < num_threads < self.num_shared_cores
             if num_threads and num_threads != torch.get_num_threads():
                 torch.set_num_threads(num_threads)
             return self._start(plan)

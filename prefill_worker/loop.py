@@ -22,6 +22,7 @@ from engine.kv.cache import KVCache
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import ScheduledSequence, StepOutput, StepPlan
+from engine.step_costs import StepCosts, StepWork
 from prefill_worker.config import PrefillConfig
 from prefill_worker.first_tokens import first_tokens
 from prefill_worker.metrics import TicketMetrics
@@ -71,6 +72,7 @@ class PrefillLoop:
         self._clock = clock
         self._listener = listener
         self._metrics = metrics
+        self._costs = StepCosts()
         self._ticket_metrics = ticket_metrics
         self._block_size = runner.layout.block_size
         allocator = self._cache.allocator
@@ -137,6 +139,7 @@ class PrefillLoop:
         now = self._clock.now()
         self.progress_at = now
         self._metrics.observe_step(now - before, plan.step.num_tokens)
+        self._costs.observe(now - before, StepWork(plan.step.num_tokens, 0), self._runner.is_beside)
         self._observe_slots(now)
         self._metrics.observe_status(self.status())
         return True
@@ -184,6 +187,10 @@ class PrefillLoop:
             max_num_seqs=self._config.max_num_seqs,
             prefill_tokens_per_s=self._metrics.prefill_tokens_per_s,
             step_s=self._metrics.step_s,
+            num_shared_cores=self._runner.num_shared_cores,
+            max_step_tokens=self._config.token_budget,
+            alone=self._costs.alone,
+            beside=self._costs.beside,
         )
 
     # ------------------------------------------------------------ inside

@@ -205,7 +205,7 @@ class WatchRequest(_message.Message):
     def __init__(self, receiver_epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("ref", "is_draining", "num_waiting", "num_running", "num_waiting_tokens", "num_running_tokens", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_quarantined_blocks", "max_num_seqs", "prefill_tokens_per_s", "step_s")
+    __slots__ = ("ref", "is_draining", "num_waiting", "num_running", "num_waiting_tokens", "num_running_tokens", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_quarantined_blocks", "max_num_seqs", "prefill_tokens_per_s", "step_s", "num_shared_cores", "max_step_tokens", "max_chunk_tokens", "alone", "beside")
     REF_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -220,6 +220,11 @@ class WorkerStatus(_message.Message):
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARED_CORES_FIELD_NUMBER: _ClassVar[int]
+    MAX_STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ALONE_FIELD_NUMBER: _ClassVar[int]
+    BESIDE_FIELD_NUMBER: _ClassVar[int]
     ref: WorkerRef
     is_draining: bool
     num_waiting: int
@@ -234,7 +239,24 @@ class WorkerStatus(_message.Message):
     max_num_seqs: int
     prefill_tokens_per_s: float
     step_s: float
-    def __init__(self, ref: _Optional[_Union[WorkerRef, _Mapping]] = ..., is_draining: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_running_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+    num_shared_cores: int
+    max_step_tokens: int
+    max_chunk_tokens: int
+    alone: StepCost
+    beside: StepCost
+    def __init__(self, ref: _Optional[_Union[WorkerRef, _Mapping]] = ..., is_draining: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_running_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_s: _Optional[float] = ..., num_shared_cores: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., alone: _Optional[_Union[StepCost, _Mapping]] = ..., beside: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+
+class StepCost(_message.Message):
+    __slots__ = ("decode_s", "stream_s", "prefill_s", "token_s")
+    DECODE_S_FIELD_NUMBER: _ClassVar[int]
+    STREAM_S_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_S_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    decode_s: float
+    stream_s: float
+    prefill_s: float
+    token_s: float
+    def __init__(self, decode_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., token_s: _Optional[float] = ...) -> None: ...
 
 class BlockEvent(_message.Message):
     __slots__ = ("kind", "block_hash", "parent")

@@ -5,9 +5,11 @@ Malformed input raises InvalidRequest with `details["param"]`. Pure functions; u
 
 from __future__ import annotations
 
+import math
+
 from core.block_hash import BlockHash
 from core.jobs import BlockSnapshot, WatchEvent
-from core.worker_status import BlockEvent, BlockEventKind, WorkerStatus
+from core.worker_status import BlockEvent, BlockEventKind, StepCost, WorkerStatus
 from protos import inference_pb2 as pb
 from protos.value_codec import (
     HASH_BYTES,
@@ -37,6 +39,11 @@ def encode_status(status: WorkerStatus) -> pb.WorkerStatus:
         max_num_seqs=status.max_num_seqs,
         prefill_tokens_per_s=status.prefill_tokens_per_s,
         step_s=status.step_s,
+        num_shared_cores=status.num_shared_cores,
+        max_step_tokens=status.max_step_tokens,
+        max_chunk_tokens=status.max_chunk_tokens,
+        alone=_encode_cost(status.alone),
+        beside=_encode_cost(status.beside),
     )
 
 
@@ -58,7 +65,25 @@ def decode_status(message: pb.WorkerStatus) -> WorkerStatus:
         max_num_seqs=message.max_num_seqs,
         prefill_tokens_per_s=message.prefill_tokens_per_s,
         step_s=message.step_s,
+        num_shared_cores=message.num_shared_cores,
+        max_step_tokens=message.max_step_tokens,
+        max_chunk_tokens=message.max_chunk_tokens,
+        alone=_decode_cost(message.alone, "status.alone"),
+        beside=_decode_cost(message.beside, "status.beside"),
     )
+
+
+def _encode_cost(cost: StepCost) -> pb.StepCost:
+    return pb.StepCost(
+        decode_s=cost.decode_s, stream_s=cost.stream_s, prefill_s=cost.prefill_s, token_s=cost.token_s
+    )
+
+
+def _decode_cost(message: pb.StepCost, param: str) -> StepCost:
+    seconds = (message.decode_s, message.stream_s, message.prefill_s, message.token_s)
+    if not all(0.0 <= value < math.inf for value in seconds):
+        raise malformed(param, "is no time")
+    return StepCost(*seconds)
 
 
 def encode_block_event(event: BlockEvent) -> pb.BlockEvent:

@@ -20,7 +20,7 @@ from core.jobs import (
 )
 from core.kv_layout import DTYPE_BYTES, KVLayout
 from core.request import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
-from core.worker_status import BlockEvent, BlockEventKind, WorkerStatus
+from core.worker_status import BlockEvent, BlockEventKind, StepCost, WorkerStatus
 
 # a lone surrogate is no UTF-8 and cannot be put into a protobuf string
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -110,6 +110,7 @@ cancel_jobs = st.builds(
     st.none() | st.integers(min_value=0, max_value=2**31 - 1),
 )
 
+step_costs = st.builds(StepCost, seconds, seconds, seconds, seconds)
 statuses = st.builds(
     WorkerStatus,
     ref=worker_refs,
@@ -126,6 +127,11 @@ statuses = st.builds(
     max_num_seqs=counts,
     prefill_tokens_per_s=doubles,
     step_s=doubles,
+    num_shared_cores=counts,
+    max_step_tokens=counts,
+    max_chunk_tokens=counts,
+    alone=step_costs,
+    beside=step_costs,
 )
 block_events = st.one_of(
     st.builds(BlockEvent, st.just(BlockEventKind.STORED), hashes, st.none() | hashes),

@@ -130,6 +130,11 @@ STATUS = pb.WorkerStatus(ref=pb.WorkerRef(role="decode"))
             pb.WatchEvent(status=STATUS, snapshot=pb.BlockSnapshot()),
         ),
         ("status.ref", codec.decode_watch_event, pb.WatchEvent(status=pb.WorkerStatus())),
+        (
+            "status.beside",
+            codec.decode_watch_event,
+            pb.WatchEvent(status=pb.WorkerStatus(ref=STATUS.ref, beside=pb.StepCost(token_s=float("nan")))),
+        ),
         ("event.kind", codec.decode_watch_event, pb.WatchEvent(events=[pb.BlockEvent(kind="eaten")])),
         (
             "event.block_hash",
