@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +30,13 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
+from benchmarks.pool_port import PoolPort
 from core.block_hash import BlockHash
 from core.clock import Deadline, MonotonicClock
-from core.errors import TicketExpired, TransferCorrupt
 from core.handoff import HandoffTicket
-from core.ids import Epoch, RequestId, Role, TicketId, WorkerId, WorkerRef, new_epoch, new_ticket_id
+from core.ids import Epoch, RequestId, Role, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.kv_layout import KVLayout
 from engine.kv.pool import KVPool
-from engine.step_thread import StepThread
 from kv_transfer.codec import PayloadCheck, payload_checksum
 from kv_transfer.config import BridgeConfig, ReceiverConfig, SharedMemory
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
@@ -47,7 +45,6 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.shm_acceptor import offer_shared_memory
 from kv_transfer.shm_transport import connect_as_configured
-from kv_transfer.transport import WriteCheck
 from protos.grpc_options import CHANNEL_OPTIONS, SERVER_OPTIONS
 
 ROOT = Path(__file__).parents[1]
@@ -59,52 +56,16 @@ BARE = "/bare/Push"
 PARTS = ("gather", "checksum", "scatter", "scatter and verify")
 
 
-class PoolPort:
-    """A ReservationPort that writes to a pool on a step thread; each ticket gets the same blocks."""
-
-    def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
-        self._tickets: dict[TicketId, int] = {}
-        self._thread = StepThread("step", lambda: False, lambda: None)
-        self._thread.start()
-
-    async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
-        self._tickets = {ticket.ticket_id: ticket.num_blocks}
-        return ()
-
-    async def write(
-        self,
-        ticket_id: TicketId,
-        first_index: int,
-        num_blocks: int,
-        payload: memoryview,
-        check: WriteCheck | None,
-    ) -> None:
-        if ticket_id not in self._tickets:
-            raise TicketExpired("another ticket came")
-        block_ids = range(first_index, first_index + num_blocks)
-        observe = None if check is None else check.observe
-        await self._thread.call(partial(self._pool.write_blocks, block_ids, payload, observe))
-        if check is not None and not check.is_right:
-            raise TransferCorrupt("a payload does not match its checksum")
-
-    async def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
-        await self._thread.call(lambda: None)
-
-    async def abort(self, ticket_id: TicketId, reason: str, time_left_s: float) -> None:
-        self._tickets.pop(ticket_id, None)
-
-    async def keepalive(self, ticket_id: TicketId) -> None:
-        """Nothing expires here."""
-
-
 async def serve(layout: KVLayout, num_blocks: int) -> None:
     """Decode's end, until its standard input ends: prints epoch and port."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
     port = server.add_insecure_port("127.0.0.1:0")
     ref = WorkerRef(WorkerId("decode"), Role.DECODE, new_epoch(), "")
     receiver = Receiver(
-        PoolPort(filled(layout, num_blocks, 0)), ref, layout, TransferMetrics(CollectorRegistry())
+        PoolPort(filled(layout, num_blocks, 0), range(num_blocks)),
+        ref,
+        layout,
+        TransferMetrics(CollectorRegistry()),
     )
     offer_shared_memory(receiver, ReceiverConfig())
     add_kv_transfer_servicer(server, receiver)

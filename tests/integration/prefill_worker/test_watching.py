@@ -1,0 +1,61 @@
+"""What a prefill worker shows of itself: its cached blocks, its load, its health."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.doubles import FakeClock
+from tests.integration.prefill_worker.conftest import MakeSite, prompt_ids
+
+
+async def test_watching_shows_the_cached_blocks_and_the_load(make_site: MakeSite) -> None:
+    site = await make_site(status_period_s=0.05)
+    await site.worker.prefill(site.job(prompt_ids(40)))
+    await site.settle()
+    events = site.worker.watch()
+    snapshot = (await anext(events)).snapshot
+    assert snapshot is not None
+    hashes = set(snapshot.hashes)
+    assert len(hashes) == 2
+    await site.worker.prefill(site.job(prompt_ids(40, seed=1)))
+    async with asyncio.timeout(5):
+        async for event in events:
+            hashes.update(change.block_hash for change in event.events if change.block_hash is not None)
+            if event.status is not None and len(hashes) == 4:
+                assert event.digest is not None
+                assert event.digest[0] == 4
+                assert event.status.prefill_tokens_per_s > 0
+                break
+    await events.aclose()
+    assert site.worker.announcement().layout == site.runner.layout
+
+
+async def test_health_ends_with_the_step_thread_or_with_progress(make_site: MakeSite) -> None:
+    clock = FakeClock()
+    site = await make_site(clock=clock, stall_s=5.0)
+    assert site.worker.is_healthy()
+    clock.advance(100.0)
+    await site.until(site.worker.is_healthy)  # idle is healthy
+
+    site.decode.door.clear()
+    site.gate.hold()
+    call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(20))))
+    await site.gate.reached()
+    clock.advance(4.9)
+    assert site.worker.is_healthy()
+    clock.advance(0.2)
+    assert not site.worker.is_healthy(), "a step that does not end"
+
+    site.gate.release()
+    await site.until(site.worker.is_healthy)
+    clock.advance(5.1)
+    for _ in range(3):  # rounds of the step thread, each with its tick
+        await site.worker.check()
+    assert not site.worker.is_healthy(), "work without progress"
+
+    site.decode.door.set()
+    await call
+    await site.settle()
+    await site.until(site.worker.is_healthy)
+    await site.worker.stop()
+    assert not site.worker.is_healthy()
