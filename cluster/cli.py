@@ -1,4 +1,4 @@
-"""The command `baton`: serve, stop, version.
+"""The command `baton`: serve, stop, keys, version.
 
 Owns the command line and turning errors of configuration into one line that names the setting. Each command's
 work lives in a module of its own. Main thread.
@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.keys_command import keys
 from core.errors import InvalidConfig, ServingError
 
 _EXIT_FAILED = 1
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(keys, name="keys")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

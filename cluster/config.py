@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.loopback import is_loopback
 from cluster.settings import settings_from_environment, settings_from_file, settings_from_flags
 from core.config import from_mapping, merge
 from core.ids import Role
@@ -77,6 +78,14 @@ class BatonConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+
+    def __post_init__(self) -> None:
+        host = self.cluster.host
+        if not self.router.tenants.are_keys_required and not is_loopback(host):
+            raise ValueError(
+                f"cluster.host is {host}, which other machines can reach: set router.tenants.keys_file "
+                "(`baton keys add` writes it) or router.tenants.keys, or listen on 127.0.0.1"
+            )
 
     def engine_of(self, role: Role) -> EngineConfig:
         return self.prefill_engine if role is Role.PREFILL else self.decode_engine

@@ -17,6 +17,7 @@ import psutil
 import uvicorn
 from rich.console import Console
 
+from cluster.access import with_start_key
 from cluster.config import BatonConfig
 from cluster.model_folder import prepare_model
 from cluster.ports import choose_port
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 def serve_local(config: BatonConfig, console: Console) -> int:
     """Start, stay until SIGINT or SIGTERM, stop. Returns the exit status."""
+    config, api_key = with_start_key(config)
     stopper = Stopper()
     stopper.install()
     run_dir = create_run_directory()
@@ -48,7 +50,7 @@ def serve_local(config: BatonConfig, console: Console) -> int:
                 from cluster.local import LocalSystem  # torch takes seconds to import
 
                 system = LocalSystem(config)
-        asyncio.run(_serve(system, config, port, url, console))
+        asyncio.run(_serve(system, config, port, lambda: _greet(config, url, console, api_key)))
     except StopRequested:
         console.print("stopped before the start was complete")
     finally:
@@ -72,7 +74,7 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._loop.call_later, self._drain_timeout_s, self._end_requests)
 
 
-async def _serve(system: LocalSystem, config: BatonConfig, port: int, url: str, console: Console) -> None:
+async def _serve(system: LocalSystem, config: BatonConfig, port: int, greet: Callable[[], None]) -> None:
     """Until a signal; uvicorn takes both signals over."""
     cluster = config.cluster
     server = _Server(
@@ -90,7 +92,7 @@ async def _serve(system: LocalSystem, config: BatonConfig, port: int, url: str, 
     await system.start()
     try:
         serving = asyncio.create_task(server.serve())
-        greeting = asyncio.create_task(asyncio.to_thread(_greet, cluster.start_timeout_s, url, console))
+        greeting = asyncio.create_task(asyncio.to_thread(greet))
         await asyncio.wait((serving, greeting), return_when=asyncio.FIRST_COMPLETED)
         if greeting.done():
             greeting.result()
@@ -99,7 +101,7 @@ async def _serve(system: LocalSystem, config: BatonConfig, port: int, url: str, 
         await system.stop()
 
 
-def _greet(timeout_s: float, url: str, console: Console) -> None:
+def _greet(config: BatonConfig, url: str, console: Console, api_key: str | None) -> None:
     with Steps(console).step("waiting until it can answer") as tell:
-        model = wait_until_ready(url, timeout_s, tell)
-    show_service(console, url, model)
+        model = wait_until_ready(url, config.cluster.start_timeout_s, tell, api_key)
+    show_service(console, url, model, api_key)

@@ -13,6 +13,7 @@ import psutil
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.access import with_start_key
 from cluster.config import BatonConfig
 from cluster.model_folder import prepare_model
 from cluster.ports import choose_port
@@ -31,6 +32,7 @@ def serve(config: BatonConfig, console: Console) -> int:
 
     After a failed start the run's folder stays, with Ray's logs in it, until `baton stop` clears it away.
     """
+    config, api_key = with_start_key(config)
     stopper = Stopper()
     stopper.install()
     run_dir = create_run_directory()
@@ -45,8 +47,8 @@ def serve(config: BatonConfig, console: Console) -> int:
             config = prepare_model(config, steps)
             cluster = RayCluster(run_dir, config.cluster.ray_address, config.cluster.host, port)
             _start(cluster, config, steps, stopper)
-            model = _await_answer(config, url, steps)
-            show_service(console, url, model)
+            model = _await_answer(config, url, steps, api_key)
+            show_service(console, url, model, api_key)
         stopper.requested.wait()
     except StopRequested:
         console.print("stopped before the start was complete")
@@ -68,12 +70,12 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def show_service(console: Console, url: str, model: str) -> None:
+def show_service(console: Console, url: str, model: str, api_key: str | None = None) -> None:
     """Print how to talk to the service, and let it speak first."""
     console.print(f"\n[bold]Baton serves {escape(model)} at {url}[/]\n", highlight=False)
-    console.print(curl_line(url, model), highlight=False, markup=False, soft_wrap=True)
+    console.print(curl_line(url, model, api_key is not None), highlight=False, markup=False, soft_wrap=True)
     console.print(f"\n[dim]{QUESTION}[/]", highlight=False)
-    for piece in stream_sample(url, model):
+    for piece in stream_sample(url, model, api_key):
         console.print(piece, end="", highlight=False, markup=False, soft_wrap=True)
     console.print("\n\n[dim]Ctrl-C stops it.[/]", highlight=False)
 
@@ -93,10 +95,10 @@ def _start(cluster: RayCluster, config: BatonConfig, steps: Steps, stopper: Stop
             time.sleep(_STATUS_PERIOD_S)
 
 
-def _await_answer(config: BatonConfig, url: str, steps: Steps) -> str:
+def _await_answer(config: BatonConfig, url: str, steps: Steps, api_key: str | None) -> str:
     with steps.step("waiting until it can answer") as tell:
         try:
-            return wait_until_ready(url, config.cluster.start_timeout_s, tell)
+            return wait_until_ready(url, config.cluster.start_timeout_s, tell, api_key)
         except TimeoutError as error:
             raise StartFailed(f"the service does not become ready: {error}") from error
 

@@ -56,6 +56,20 @@ class UnknownModel(RequestError):
     http_status = 404
 
 
+class Unauthorized(RequestError):
+    """No API key, or none that is known here; never says which."""
+
+    code = "invalid_api_key"
+    http_status = 401
+
+
+class Forbidden(RequestError):
+    """The key is known, but not for this."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 class AdmissionError(ServingError):
     """Not now; `details["retry_after_s"]` says when."""
 

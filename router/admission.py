@@ -22,6 +22,7 @@ from router.api_call import ApiCall, Prompt
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.served_model import ServedModel
+from router.tenants import Tenant
 from router.worker_table import WorkerTable
 
 _UNLIMITED_CONTEXT = 2**31 - 1
@@ -77,7 +78,7 @@ class Admission:
         limits.append(max(pools) if pools else None)
         return min((limit for limit in limits if limit is not None), default=_UNLIMITED_CONTEXT)
 
-    def requests(self, call: ApiCall, call_id: str) -> list[Request]:
+    def requests(self, call: ApiCall, call_id: str, tenant: Tenant) -> list[Request]:
         """One request for each prompt. Raises ContextTooLong, InvalidRequest or Overloaded."""
         free = self._config.max_concurrency + self._config.max_queue - self._num_running - self._num_waiting
         if len(call.prompts) > free:
@@ -99,6 +100,7 @@ class Admission:
                     sampling=sampling,
                     model=self._model.name,
                     num_samples=call.n,
+                    cache_salt=tenant.cache_salt,
                     is_prefix_cache_read=sampling.prompt_logprobs is None,
                 )
             )

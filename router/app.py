@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core.clock import Clock, MonotonicClock
-from core.errors import RequestError, UnknownModel
+from core.errors import RequestError, ServingError, UnknownModel
 from core.ids import Role
 from router.admission import Admission
 from router.api_call import ApiCall, chat_call, completion_call
@@ -31,11 +31,12 @@ from router.completion_wire import CompletionWire
 from router.config import RouterConfig
 from router.endpoint import Endpoint, Rooms
 from router.exposition import WorkerExpositions, merge
-from router.http_errors import error_body
+from router.http_errors import error_body, error_headers
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
 from router.schema import parse
 from router.served_model import ServedModel
+from router.tenants import Tenants
 from router.worker_table import Sleep, WorkerTable
 from router.workers import Connect, MembershipSource
 
@@ -62,8 +63,9 @@ def create_app(
     metrics.watch_table(table)
     pipeline = Pipeline(config, table, metrics, clock, chance or random.Random(), sleep)
     admission = Admission(config, model, table, metrics, clock)
-    rooms = Rooms(config, model, admission, pipeline, metrics)
-    pages = _Pages(config, model, table, metrics)
+    tenants = Tenants(config.tenants, sleep)
+    rooms = Rooms(config, model, admission, pipeline, metrics, tenants)
+    pages = _Pages(config, model, table, metrics, tenants)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
         return completion_call(parse(CompletionBody, body), model, config, max_context)
@@ -74,9 +76,12 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await table.start()
+        keys = asyncio.create_task(tenants.keep_keys(), name="keys")
         try:
             yield
         finally:
+            keys.cancel()
+            await asyncio.gather(keys, return_exceptions=True)
             await pipeline.stop()
             await table.stop()
 
@@ -93,7 +98,7 @@ def create_app(
             Route("/ready", pages.ready),
             Route("/metrics", pages.metrics),
         ],
-        exception_handlers={HTTPException: pages.refused},
+        exception_handlers={HTTPException: pages.refused, ServingError: pages.failed},
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False
@@ -105,21 +110,28 @@ class _Pages:
     """The small GET routes."""
 
     def __init__(
-        self, config: RouterConfig, model: ServedModel, table: WorkerTable, metrics: RouterMetrics
+        self,
+        config: RouterConfig,
+        model: ServedModel,
+        table: WorkerTable,
+        metrics: RouterMetrics,
+        tenants: Tenants,
     ) -> None:
+        self._tenants = tenants
         self._model = model
         self._table = table
         self._metrics = metrics
         self._expositions = WorkerExpositions(config.metrics_timeout_s)
 
     async def models(self, request: HTTPRequest) -> Response:
+        self._tenants.caller(request.headers.get("authorization"))
         return _json({"object": "list", "data": [self._model_object()]})
 
     async def model(self, request: HTTPRequest) -> Response:
+        self._tenants.caller(request.headers.get("authorization"))
         name = request.path_params["model_id"]
         if name != self._model.name:
-            error = UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
-            return _json(error_body(error), error.http_status)
+            raise UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
         return _json(self._model_object())
 
     async def health(self, request: HTTPRequest) -> Response:
@@ -140,6 +152,8 @@ class _Pages:
         return _json(body, 200 if is_ready else 503)
 
     async def metrics(self, request: HTTPRequest) -> Response:
+        """They tell of all tenants, so they need an operator's key where keys are asked for."""
+        self._tenants.operator(request.headers.get("authorization"))
         others = await self._expositions.fetch(self._table.entries())
         text = merge(self._metrics.exposition().decode(), others)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -151,6 +165,12 @@ class _Pages:
         self._metrics.responded("other", status)
         body = error_body(RequestError("there is no such path" if status == 404 else error.detail))
         return _json(body, status, dict(error.headers or {}))
+
+    async def failed(self, request: HTTPRequest, error: Exception) -> Response:
+        """A small page that was refused."""
+        assert isinstance(error, ServingError)
+        self._metrics.responded("other", error.http_status)
+        return _json(error_body(error), error.http_status, error_headers(error))
 
     def _model_object(self) -> dict[str, Any]:
         return {

@@ -29,6 +29,7 @@ from router.pipeline import Pipeline
 from router.reply import Reply
 from router.served_model import ServedModel
 from router.sse import CONTENT_TYPE, DONE, frame
+from router.tenants import Tenants
 from router.wire import Wire, join, usage_object
 
 _log = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class Rooms:
     admission: Admission
     pipeline: Pipeline
     metrics: RouterMetrics
+    tenants: Tenants
 
 
 class Endpoint:
@@ -93,6 +95,7 @@ class _Exchange:
         self._labels = RequestLabels(endpoint.name)
         self._is_counted = False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._authorization = headers.get("authorization")
         self._timeout = headers.get("x-request-timeout")
         self._call_id = call_id_for(endpoint.name)
         self._created = int(time.time())
@@ -124,6 +127,7 @@ class _Exchange:
 
     async def _open(self, receive: Receive) -> Answering:
         rooms = self._rooms
+        caller = rooms.tenants.caller(self._authorization)
         deadline = rooms.admission.deadline(self._timeout)
         try:
             left_s = deadline.left_s(rooms.pipeline.clock)
@@ -139,7 +143,7 @@ class _Exchange:
         self._started()
         max_context = rooms.admission.max_context()
         call = await _maybe_elsewhere(len(data), lambda: self._endpoint.read_call(body, max_context))
-        requests = rooms.admission.requests(call, self._call_id)
+        requests = rooms.admission.requests(call, self._call_id, caller.tenant)
         self.reply.headers["x-baton-seed"] = ",".join(str(request.sampling.seed) for request in requests)
         return Answering(
             call,

@@ -30,6 +30,8 @@ def error_headers(error: ServingError) -> dict[str, str]:
     """
     if error.http_status == 408:
         return {"connection": "close"}
+    if error.http_status == 401:
+        return {"www-authenticate": "Bearer"}
     if not isinstance(error, AdmissionError):
         return {}
     after = error.details.get("retry_after_s")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.access import with_start_key
 from cluster.config import BatonConfig, config_from_settings, load_config
 from core.errors import InvalidConfig
 from core.ids import Role
@@ -80,3 +81,29 @@ def test_an_impossible_cluster_is_refused_by_name(cluster: dict[str, int]) -> No
 def test_the_whole_configuration_travels_to_a_replica() -> None:
     config = config_from_settings({"router": {"plan": "remote"}, "engine": {"block_size": 32}})
     assert pickle.loads(pickle.dumps(config)) == config
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_listening_beyond_this_machine_needs_api_keys(host: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"cluster\.host.*router\.tenants\.keys_file"):
+        config_from_settings({"cluster": {"host": host}})
+    guarded = config_from_settings(
+        {"cluster": {"host": host}, "router": {"tenants": {"keys_file": "/x/keys"}}}
+    )
+    assert guarded.router.tenants.are_keys_required
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_on_this_machine_nobody_needs_a_key(host: str) -> None:
+    config = config_from_settings({"cluster": {"host": host}})
+    assert with_start_key(config) == (config, None)
+
+
+def test_limits_of_tenants_are_settings_like_others() -> None:
+    limits = [{"name": "acme", "weight": "2", "max_requests_per_minute": 10}]
+    config = config_from_settings({"router": {"tenants": {"limits": limits}}})
+    assert config.router.tenants.limits[0].max_requests_per_minute == 10
+    with pytest.raises(InvalidConfig, match=r"router\.tenants\.limits\[0\]\.colour"):
+        config_from_settings({"router": {"tenants": {"limits": [{"name": "a", "colour": 1}]}}})
+    with pytest.raises(InvalidConfig, match=r"weight must be above 0"):
+        config_from_settings({"router": {"tenants": {"limits": [{"name": "a", "weight": 0}]}}})

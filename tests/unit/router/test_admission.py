@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from core.errors import ContextTooLong
-from core.ids import Role
+from core.ids import DEFAULT_TENANT, Role
 from core.request import SamplingParams
 from router.admission import Admission
 from router.api_call import ApiCall, Prompt
+from router.tenants import Tenants
+from router.tenants_config import TenantsConfig
 from router.text import TextSettings
 from tests.unit.router.api import new_model
 from tests.unit.router.scripted import LAYOUT, Fleet, ScriptedWorker
 
+TENANT = Tenants(TenantsConfig()).tenant(DEFAULT_TENANT)
 POOL = 20 * LAYOUT.block_size
 
 
@@ -33,10 +36,10 @@ def _call(max_tokens: int | None) -> ApiCall:
 async def test_the_pool_limits_an_answer_before_its_worker_has_reported_anything() -> None:
     async with Fleet(_d()) as fleet:
         assert all(entry.status is None for entry in fleet.table.entries())
-        (request,) = _admission(fleet).requests(_call(None), "c")
+        (request,) = _admission(fleet).requests(_call(None), "c", TENANT)
         assert request.sampling.max_tokens == POOL - 3
         with pytest.raises(ContextTooLong):
-            _admission(fleet).requests(_call(POOL - 2), "c")
+            _admission(fleet).requests(_call(POOL - 2), "c", TENANT)
 
 
 async def test_the_limits_of_a_worker_that_is_being_replaced_stand() -> None:

@@ -1,0 +1,131 @@
+"""Tenants: whose request it is, and what that tenant may have.
+
+Owns the way from an Authorization header to a tenant, the keys' reload, and the salt that keeps a tenant's
+cached prefixes apart. Does not count anything (see `quotas`). Lives on the event loop; the keys file is read
+on another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from core.errors import Forbidden, InvalidConfig, Unauthorized
+from core.ids import DEFAULT_TENANT, TenantId
+from router.api_keys import KeyEntry, KeyRing, KeyScope, entry_from_text
+from router.key_file import Stamp, read_key_file, stamp_of
+from router.tenants_config import MAX_PRIORITY, TenantLimits, TenantsConfig
+from router.worker_table import Sleep
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who pays. `cache_salt` is hashed into the name of each of its KV blocks."""
+
+    tenant_id: TenantId
+    limits: TenantLimits
+    cache_salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The tenant of one call, and the public name of its key ("" where keys are not asked for)."""
+
+    tenant: Tenant
+    key_id: str = ""
+    is_operator: bool = False
+
+
+class Tenants:
+    """One per router. Raises InvalidConfig at once if the configured keys cannot be used."""
+
+    def __init__(self, config: TenantsConfig, sleep: Sleep = asyncio.sleep) -> None:
+        self._config = config
+        self._sleep = sleep
+        self._given = tuple(
+            entry_from_text(text, f"router.tenants.keys[{index}]") for index, text in enumerate(config.keys)
+        )
+        self._stamp: Stamp | None = None
+        self._ring = KeyRing(self._given)
+        self._tenants: dict[TenantId, Tenant] = {}
+        if config.keys_file is not None:
+            self._stamp = stamp_of(config.keys_file)
+            self._ring = KeyRing(self._given + read_key_file(config.keys_file).entries)
+
+    @property
+    def are_keys_required(self) -> bool:
+        return self._config.are_keys_required
+
+    def caller(self, authorization: str | None) -> Caller:
+        """Who sends that header. Raises Unauthorized."""
+        if not self.are_keys_required:
+            return Caller(self.tenant(DEFAULT_TENANT), is_operator=True)
+        entry = self._entry(authorization)
+        return Caller(self.tenant(entry.tenant), entry.key_id, entry.scope is KeyScope.OPERATOR)
+
+    def operator(self, authorization: str | None) -> Caller:
+        """Like `caller`, for what tells of all tenants. Raises Forbidden unless the key is an operator's."""
+        caller = self.caller(authorization)
+        if not caller.is_operator:
+            raise Forbidden("this needs an operator's API key")
+        return caller
+
+    def tenant(self, tenant_id: TenantId) -> Tenant:
+        """The tenant of that name, with its limits."""
+        known = self._tenants.get(tenant_id)
+        if known is None:
+            known = self._tenants[tenant_id] = Tenant(
+                tenant_id, self._limits_of(tenant_id), cache_salt_of(self._config, tenant_id)
+            )
+        return known
+
+    async def keep_keys(self) -> None:
+        """`reload` every now and then, until cancelled."""
+        while self._config.keys_file is not None:
+            await self._sleep(self._config.reload_s)
+            await self.reload()
+
+    async def reload(self) -> None:
+        """Read the keys file again if it has changed. One that cannot be read changes nothing."""
+        path = self._config.keys_file
+        assert path is not None
+        stamp = await asyncio.to_thread(stamp_of, path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            content = await asyncio.to_thread(read_key_file, path)
+        except InvalidConfig as error:
+            _log.error("the API keys stay as they were: %s", error.message)
+            return
+        self._ring = KeyRing(self._given + content.entries)
+        _log.info("%d API keys are known now", len(self._ring.entries))
+
+    def _limits_of(self, tenant_id: TenantId) -> TenantLimits:
+        listed = self._config.limits_of(tenant_id)
+        if listed is not None:
+            return listed
+        if self.are_keys_required:
+            return TenantLimits(tenant_id)
+        return TenantLimits(tenant_id, max_priority=MAX_PRIORITY)
+
+    def _entry(self, authorization: str | None) -> KeyEntry:
+        if authorization is None:
+            raise Unauthorized("an API key is required: Authorization: Bearer KEY")
+        scheme, _, key = authorization.strip().partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise Unauthorized("the Authorization header must be: Bearer KEY")
+        entry = self._ring.find(key.strip())
+        if entry is None:
+            raise Unauthorized("the API key is not known")
+        return entry
+
+
+def cache_salt_of(config: TenantsConfig, tenant_id: TenantId) -> str:
+    """The salt of a tenant's block names; the same in each router. Empty where there is only one tenant, or
+    where the operator has them share.
+    """
+    return tenant_id if config.are_keys_required and not config.share_prefixes else ""
