@@ -18,9 +18,9 @@ from core.jobs import GenerateEvent
 from core.request import FinishReason, Request, TokenLogprob
 from router.admission import Admission
 from router.api_call import ApiCall, Prompt
+from router.decision import Decision
 from router.metrics import RequestLabels, RouterMetrics
 from router.pipeline import Pipeline
-from router.placement import Decision
 from router.text import SampleText, TextDelta
 from router.token_bytes import TokenBytes
 

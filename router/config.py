@@ -20,6 +20,16 @@ class PlanSetting(StrEnum):
     LOCAL = "local"
 
 
+class PolicySetting(StrEnum):
+    """How workers are chosen: by cost in milliseconds, or, for comparison, by simpler rules."""
+
+    COST = "cost"
+    ROUND_ROBIN = "round_robin"
+    LEAST_LOADED = "least_loaded"
+    POWER_OF_TWO = "power_of_two"
+    PREFIX_AFFINITY = "prefix_affinity"
+
+
 class DefaultsSetting(StrEnum):
     """Sampling defaults of a request that leaves them out: the checkpoint's generation_config, or
     OpenAI's.
@@ -47,15 +57,17 @@ class RouterConfig:
     `suspect_after_s`: a worker that reports nothing for so long gets no new work. It reports between its
     steps, so this must exceed the longest step; a stopped process is noticed sooner, by its connection.
 
-    Placement (milliseconds): `tie_ms` within which candidates count as equal; `handoff_overhead_ms` fixed
-    cost of a handoff; `local_prefill_penalty` how much dearer a token read on a decode worker is; the rates
-    are assumed until measured.
+    Placement: `tie_ms` within which costs count as equal. A request is held back for at most `max_hold_s`
+    while a worker that will have room soon is cheaper than all that have some. What is `assumed` counts until
+    it is measured: `core_sharing` is how much longer a step takes beside another worker on the same cores,
+    `output_tokens` the length of an answer, `handoff_ms` what a handoff adds beside its bytes.
     """
 
     model_name: str | None = None
     max_context: int | None = None
     sampling_defaults: DefaultsSetting = DefaultsSetting.MODEL
     plan: PlanSetting = PlanSetting.AUTO
+    policy: PolicySetting = PolicySetting.COST
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_n: int = 16
@@ -85,16 +97,27 @@ class RouterConfig:
     metrics_timeout_s: float = 0.5
 
     tie_ms: float = 1.0
-    handoff_overhead_ms: float = 5.0
-    local_prefill_penalty: float = 1.25
+    max_hold_s: float = 2.0
     assumed_prefill_tokens_per_s: float = 500.0
     assumed_step_s: float = 0.05
+    assumed_step_tokens: int = 512
+    assumed_core_sharing: float = 1.7
+    assumed_output_tokens: int = 128
+    assumed_handoff_ms: float = 5.0
     assumed_bytes_per_s: float = 1e9
 
     tenants: TenantsConfig = field(default_factory=TenantsConfig)
 
     def __post_init__(self) -> None:
-        for name in ("max_body_bytes", "max_n", "max_prompts", "max_concurrency", "max_failures"):
+        for name in (
+            "max_body_bytes",
+            "max_n",
+            "max_prompts",
+            "max_concurrency",
+            "max_failures",
+            "assumed_step_tokens",
+            "assumed_output_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
         for name in ("max_queue", "max_logprobs", "max_stop_strings", "max_stop_token_ids", "max_logit_bias"):
@@ -110,14 +133,21 @@ class RouterConfig:
             "suspect_after_s",
             "reconnect_s",
             "metrics_timeout_s",
-            "local_prefill_penalty",
+            "assumed_core_sharing",
             "assumed_prefill_tokens_per_s",
             "assumed_step_s",
             "assumed_bytes_per_s",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
-        for name in ("head_hold_s", "worker_wait_s", "give_up_before_s", "tie_ms", "handoff_overhead_ms"):
+        for name in (
+            "head_hold_s",
+            "worker_wait_s",
+            "give_up_before_s",
+            "tie_ms",
+            "max_hold_s",
+            "assumed_handoff_ms",
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
         if self.max_context is not None and self.max_context < 1:

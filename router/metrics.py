@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from core import telemetry
 from core.errors import AdmissionError, Cancelled, RequestError, ServingError
-from router.placement import Plan
+from router.decision import Plan
 from router.worker_table import WorkerTable
 
 _TTFT_BUCKETS = (
@@ -27,6 +27,7 @@ _ITL_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
+_RATIO_BUCKETS = (0.1, 0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 _E2E_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0)
 
 
@@ -109,6 +110,13 @@ class RouterMetrics:
             ("kind",),
             registry=self.registry,
         )
+        self._predictions = Histogram(
+            telemetry.PREDICTION_RATIO,
+            "Actual by predicted time of a part of a request's way: reading (queue and prefill), handoff.",
+            ("part",),
+            buckets=_RATIO_BUCKETS,
+            registry=self.registry,
+        )
         self._running = Gauge(
             telemetry.ROUTER_REQUESTS, "Requests inside the router.", ("state",), registry=self.registry
         )
@@ -142,6 +150,10 @@ class RouterMetrics:
     def predicted_cached(self, num_predicted: int, num_actual: int) -> None:
         self._cached.labels("predicted").inc(num_predicted)
         self._cached.labels("actual").inc(num_actual)
+
+    def predicted(self, part: str, predicted_ms: float, actual_ms: float) -> None:
+        """How long a part of a request's way took, against what was predicted when it was placed."""
+        self._predictions.labels(part).observe(actual_ms / max(0.1, predicted_ms))
 
     def waiting(self, num_waiting: int, num_running: int) -> None:
         self._running.labels("waiting").set(num_waiting)

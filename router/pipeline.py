@@ -12,7 +12,6 @@ import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from core.clock import Clock, Deadline
 from core.errors import (
@@ -27,9 +26,11 @@ from core.ids import TicketId, new_ticket_id
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
 from core.request import FinishReason, Request
 from router.config import RouterConfig
+from router.decision import Demand, Plan
 from router.metrics import RouterMetrics
-from router.placement import Decision, Demand
+from router.placed import Placed
 from router.placer import Chosen, Placer
+from router.reader import Reader
 from router.sample_record import SampleRecord
 from router.setbacks import Setbacks
 from router.worker_entry import WorkerEntry
@@ -39,24 +40,21 @@ _CANCEL_TIMEOUT_S = 2.0
 _ABORT_TIMEOUT_S = 0.5
 
 
-class Reader(Protocol):
-    """Whoever asked. Called on the event loop, in order, without gaps or repetitions."""
-
-    def placed(self, decision: Decision) -> None:
-        """The request goes to these workers now; called again after each failure."""
-        ...
-
-    def read(self, event: GenerateEvent) -> bool:
-        """New tokens of one sample, and once the prompt's logprobs. True: this sample needs no more."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class _Leg:
     """A call under way, to be cancelled if the request ends before it."""
 
     entry: WorkerEntry
     ticket_id: TicketId | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """One placement: its number, its ticket if there is a handoff, and the load it has reserved."""
+
+    number: int
+    ticket_id: TicketId | None
+    placed: Placed
 
 
 class Pipeline:
@@ -75,7 +73,7 @@ class Pipeline:
         self.table = table
         self.metrics = metrics
         self.clock = clock
-        self.placer = Placer(config, table, chance)
+        self.placer = Placer(config, table, metrics, clock, chance)
         self._sleep = sleep
         self._cancels: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
@@ -179,23 +177,27 @@ class _Run:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _attempt(self, records: Sequence[SampleRecord]) -> None:
-        """Place the samples and run them as far as it goes. A failure that can be survived is a setback,
-        no error.
-        """
+        """Place the samples and run them as far as it goes. A failure that is survived is a setback."""
         chosen = await self._place(records)
-        prefill, decode = chosen.prefill, chosen.decode
+        assert chosen.placed is not None
         self._num_attempts += 1
-        attempt = self._num_attempts
-        if prefill is None:
+        ticket_id = None if chosen.prefill is None else new_ticket_id()
+        try:
+            await self._run_placed(records, chosen, _Attempt(self._num_attempts, ticket_id, chosen.placed))
+        finally:
+            chosen.placed.close()
+
+    async def _run_placed(self, records: Sequence[SampleRecord], chosen: Chosen, attempt: _Attempt) -> None:
+        prefill, decode, ticket_id = chosen.prefill, chosen.decode, attempt.ticket_id
+        if prefill is None or ticket_id is None:
             assert decode is not None
-            await self._generate(records, decode, None, attempt)
+            await self._generate(records, decode, attempt)
             return
-        ticket_id = new_ticket_id()
-        if not await self._prefill(records, chosen.decision, prefill, decode, ticket_id, attempt):
+        if not await self._prefill(records, prefill, decode, ticket_id, attempt):
             return
         live = [record for record in records if not record.is_finished]
         if live and decode is not None:
-            await self._generate(live, decode, ticket_id, attempt, self._leg_of(prefill, ticket_id))
+            await self._generate(live, decode, attempt, self._leg_of(prefill, ticket_id))
         elif live:
             self._note(StepFailed("prefill did not end a request of one token"), live, prefill)
         elif decode is not None:
@@ -205,15 +207,21 @@ class _Run:
     # ------------------------------------------------------------ placing
 
     async def _place(self, records: Sequence[SampleRecord]) -> Chosen:
-        """Choose workers, waiting for some if there are none. Raises when there is no time left for that."""
+        """Choose workers and reserve them, waiting for some if there are none. Raises when there is no time
+        left for that.
+        """
         tokens = (*self._request.prompt_token_ids, *records[0].emitted)
         num_left = self._request.sampling.max_tokens - len(records[0].emitted)
-        demand = Demand(len(tokens), len(records), is_ended_by_prefill=num_left <= 1)
+        num_output = min(max(1, num_left), self._config.assumed_output_tokens)
+        demand = Demand(len(tokens), len(records), num_left <= 1, num_output)
         sought = self._placer.seek(self._request, tokens, demand)
         give_up_at = self._give_up_at()
         while True:
             now = self._clock.now()
             chosen = sought.choose(self._setbacks, now)
+            if chosen is not None and chosen.decision.plan is Plan.WAIT:
+                await self._placer.hold(sought.hold_s(chosen.decision, now))
+                continue
             if chosen is not None:
                 self._pipeline.metrics.placed(chosen.decision.plan)
                 self._reader.placed(chosen.decision)
@@ -239,11 +247,10 @@ class _Run:
     async def _prefill(
         self,
         records: Sequence[SampleRecord],
-        decision: Decision,
         prefill: WorkerEntry,
         decode: WorkerEntry | None,
         ticket_id: TicketId,
-        attempt: int,
+        attempt: _Attempt,
     ) -> bool:
         """First tokens from a prefill worker; False after a setback. Its legs stay open if it succeeds."""
         legs = [_Leg(prefill, ticket_id)] + ([_Leg(decode, ticket_id)] if decode is not None else [])
@@ -252,17 +259,13 @@ class _Run:
             samples=tuple(record.start() for record in records),
             ticket_id=ticket_id,
             decode=None if decode is None else decode.ref,
-            attempt=attempt,
+            attempt=attempt.number,
             time_left_s=self._deadline.left_s(self._clock),
         )
-        num_tokens = self._request.num_prompt_tokens + len(records[0].emitted)
-        num_cached = decision.reader.num_cached_tokens
-        load = prefill.reserve(max(1, num_tokens - num_cached), len(records), self._clock.now())
-        claim = None if decode is None else decode.reserve(0, len(records), self._clock.now())
         self.legs += legs
         try:
             result = await prefill.until_lost(prefill.worker.prefill(job))
-            self._pipeline.metrics.predicted_cached(num_cached, result.num_cached_tokens)
+            attempt.placed.heard(result.num_cached_tokens)
             self._take(result)
         except ServingError as error:
             for leg in legs:
@@ -272,10 +275,6 @@ class _Run:
                 await self._pipeline.cancel(legs[1], self._request, "prefill was lost", _ABORT_TIMEOUT_S)
             self._note(error, records, prefill, decode)
             return False
-        finally:
-            prefill.release(load)
-            if decode is not None and claim is not None:
-                decode.release(claim)
         if decode is None:
             self._close_leg(legs[0])
         return True
@@ -284,35 +283,35 @@ class _Run:
         self,
         records: Sequence[SampleRecord],
         decode: WorkerEntry,
-        ticket_id: TicketId | None,
-        attempt: int,
+        attempt: _Attempt,
         prefill_leg: _Leg | None = None,
     ) -> None:
         """Follow a decode worker until the samples have ended, or up to a setback."""
         job = GenerateJob(
             request=self._request_for(records),
             samples=tuple(record.start() for record in records),
-            ticket_id=ticket_id,
-            attempt=attempt,
+            ticket_id=attempt.ticket_id,
+            attempt=attempt.number,
             time_left_s=self._deadline.left_s(self._clock),
         )
-        num_tokens = 0 if ticket_id is not None else self._request.num_prompt_tokens
-        load = decode.reserve(num_tokens, len(records), self._clock.now())
-        leg = self._leg_of(decode, ticket_id)
+        leg = self._leg_of(decode, attempt.ticket_id)
         if leg is None:
-            leg = _Leg(decode, ticket_id)
+            leg = _Leg(decode, attempt.ticket_id)
             self.legs.append(leg)
         try:
-            if await decode.until_lost(self._follow(leg, job, records, prefill_leg)):
+            if await decode.until_lost(self._follow(leg, job, attempt.placed, records, prefill_leg)):
                 self._close_leg(leg)
         except ServingError as error:
             self._close_leg(leg)
             self._note(error, records, decode)
-        finally:
-            decode.release(load)
 
     async def _follow(
-        self, leg: _Leg, job: GenerateJob, records: Sequence[SampleRecord], prefill_leg: _Leg | None
+        self,
+        leg: _Leg,
+        job: GenerateJob,
+        placed: Placed,
+        records: Sequence[SampleRecord],
+        prefill_leg: _Leg | None,
     ) -> bool:
         """Read the stream; whether the worker itself ended all samples, so that nothing is left to cancel."""
         running = {record.sample_index for record in records}
@@ -320,6 +319,7 @@ class _Run:
         try:
             async for event in events:
                 self._close_leg(prefill_leg)
+                placed.heard(event.delta.num_cached_tokens)
                 index = event.delta.sample_index
                 if event.delta.finish_reason is not None:
                     running.discard(index)

@@ -1,48 +1,83 @@
 """Placer: the workers of the table as candidates of a placement, for one request at a time.
 
-Owns how the table, the prefix index and a request's setbacks become the values that `placement` decides on.
-Does not wait and does not call. Lives on the event loop.
+Owns how the table, the prefix index and a request's setbacks become the values that `placement` decides on,
+and that a decision and its reservation are one step. Does not call. Lives on the event loop.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.block_hash import BlockHash, hash_blocks, root_hash
+from core.clock import Clock
 from core.ids import Role, WorkerId, WorkerRef
 from core.kv_layout import KVLayout
 from core.request import Request
 from router.config import RouterConfig
-from router.placement import Candidate, Decision, Demand, place
+from router.decision import Candidate, Decision, Demand, Draw, Plan
+from router.metrics import RouterMetrics
+from router.placed import Placed
+from router.placement import place
 from router.setbacks import Setbacks
+from router.speed_book import SpeedBook
 from router.worker_entry import WorkerEntry
 from router.worker_table import WorkerTable
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A decision and the workers it means."""
+    """A decision, the workers it means, and what is reserved there; nothing is while it says to wait."""
 
     decision: Decision
-    prefill: WorkerEntry | None
-    decode: WorkerEntry | None
+    prefill: WorkerEntry | None = None
+    decode: WorkerEntry | None = None
+    placed: Placed | None = None
 
 
 class Placer:
     """One per router."""
 
-    def __init__(self, config: RouterConfig, table: WorkerTable, chance: random.Random) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        table: WorkerTable,
+        metrics: RouterMetrics,
+        clock: Clock,
+        chance: random.Random,
+    ) -> None:
         self.config = config
         self.table = table
-        self.chance = chance
+        self.metrics = metrics
+        self.clock = clock
+        self.speeds = SpeedBook(config, table, clock)
+        self.draw = Draw(chance)
+        self._freed = asyncio.Event()
 
     def seek(self, request: Request, tokens: Sequence[int], demand: Demand) -> Search:
         """A search for workers that read `tokens` (prompt and emitted) of `request`; its blocks are
         named once.
         """
         return Search(self, request, tokens, demand)
+
+    def freed(self) -> None:
+        """A request has left its workers."""
+        self._freed.set()
+        self._freed = asyncio.Event()
+
+    async def hold(self, timeout_s: float) -> None:
+        """Until a request leaves its workers, a worker comes or goes, or the time is over."""
+        waits = [
+            asyncio.ensure_future(self._freed.wait()),
+            asyncio.ensure_future(self.table.wait_for_change(timeout_s)),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
 
 class Search:
@@ -54,19 +89,39 @@ class Search:
         self._tokens = tokens
         self._demand = demand
         self._names: dict[str, list[BlockHash]] = {}
+        self._held_until: float | None = None
 
     def choose(self, setbacks: Setbacks, now: float) -> Chosen | None:
-        """The cheapest choice at `now`; None if no worker can serve the demand."""
-        decision = place(
-            self._demand,
+        """The best choice at `now`, reserved at once unless it is to wait; None if no worker can serve the
+        demand.
+        """
+        decision = self.decide(setbacks, now)
+        if decision is None:
+            return None
+        if decision.plan is Plan.WAIT:
+            if self._held_until is None:
+                self._held_until = now + self._placer.config.max_hold_s
+            return Chosen(decision)
+        self._placer.draw.turn += 1
+        workers = (self._entry_of(decision.prefill), self._entry_of(decision.decode))
+        placed = Placed(self._request.request_id, self._demand, decision, workers, self._names, self._placer)
+        return Chosen(decision, *workers, placed)
+
+    def decide(self, setbacks: Setbacks, now: float) -> Decision | None:
+        """What `choose` would choose, without a trace."""
+        is_held_enough = self._held_until is not None and now >= self._held_until
+        return place(
+            replace(self._demand, can_wait=False) if is_held_enough else self._demand,
             self._candidates(Role.PREFILL, setbacks, now),
             self._candidates(Role.DECODE, setbacks, now),
             self._placer.config,
-            self._placer.chance,
+            self._placer.draw,
         )
-        if decision is None:
-            return None
-        return Chosen(decision, self._entry_of(decision.prefill), self._entry_of(decision.decode))
+
+    def hold_s(self, decision: Decision, now: float) -> float:
+        """How long to hold the request back before asking again, if no worker is left before that."""
+        assert self._held_until is not None
+        return max(0.001, min(decision.terms["wait"] / 1e3, self._held_until - now))
 
     def answerers(self) -> list[WorkerRef]:
         """The known workers whose role lets them answer without another's help, whatever their state."""
@@ -86,30 +141,46 @@ class Search:
         layouts = {entry.announcement.layout.fingerprint: entry.announcement.layout for entry in entries}
         matches = {name: self._match(layout) for name, layout in layouts.items()}
         return [
-            Candidate(
-                ref=entry.ref,
-                layout=entry.announcement.layout,
-                status=entry.status,
-                num_cached_tokens=matches[entry.announcement.layout.fingerprint].get(entry.ref.worker_id, 0),
-                num_reserved_tokens=entry.num_reserved_tokens,
-                num_reserved_seqs=entry.num_reserved_seqs,
-                is_handoff_target=setbacks.is_handoff_target(entry.ref),
+            self._candidate(
+                entry,
+                matches[entry.announcement.layout.fingerprint].get(entry.ref.worker_id, 0),
+                setbacks.is_handoff_target(entry.ref),
             )
             for entry in entries
         ]
 
+    def _candidate(self, entry: WorkerEntry, num_matching: int, is_handoff_target: bool) -> Candidate:
+        announcement, rates = entry.announcement, entry.rates
+        layout = announcement.layout
+        num_cached = int(num_matching * rates.credit)
+        if self._request.is_prefix_cache_read and entry.num_reserved_seqs:
+            # what is being read there now will be cached when this prompt's turn comes
+            num_cached = max(num_cached, entry.num_promised_blocks(self._names[layout.fingerprint]))
+        return Candidate(
+            ref=entry.ref,
+            layout=layout,
+            status=entry.status,
+            node=announcement.node,
+            speeds=self._placer.speeds.of(entry),
+            pace=rates.pace,
+            handoffs=rates.handoffs,
+            num_cached_tokens=num_cached * layout.block_size,
+            num_ahead_tokens=entry.num_ahead_tokens,
+            num_streams=entry.num_streams,
+            num_seqs=entry.num_seqs,
+            num_pending_blocks=entry.num_pending_blocks,
+            is_handoff_target=is_handoff_target,
+        )
+
     def _match(self, layout: KVLayout) -> dict[WorkerId, int]:
-        """Worker → tokens of the longest prefix it holds, in blocks of `layout`."""
+        """Worker → blocks of the longest prefix it holds, in blocks of `layout`."""
         if not self._request.is_prefix_cache_read:
             return {}
         names = self._names.get(layout.fingerprint)
         if names is None:
             root = root_hash(self._request.cache_salt, layout.fingerprint, self._request.adapter)
             names = self._names[layout.fingerprint] = hash_blocks(root, self._tokens, layout.block_size)
-        return {
-            worker_id: num_blocks * layout.block_size
-            for worker_id, num_blocks in self._placer.table.index.match(names).items()
-        }
+        return self._placer.table.index.match(names)
 
     def _entry_of(self, candidate: Candidate | None) -> WorkerEntry | None:
         return None if candidate is None else self._placer.table.entry(candidate.ref)

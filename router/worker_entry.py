@@ -1,26 +1,27 @@
 """WorkerEntry: what the router knows of one incarnation of a worker.
 
-Owns its last status, the load that the router has placed on it since, and the calls that are to fail when
-it is lost. Written by `worker_table`, read by `placement` and `pipeline`. Lives on the event loop.
+Owns its last status, the load that this router has placed on it, what was learned of its speed, and the
+calls that are to fail when it is lost. This router's load is known exactly at each moment; the status tells
+what others have placed there. Written by `worker_table` and `placed`, read by `placer` and `pipeline`. Lives
+on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from core.block_hash import BlockHash
 from core.errors import WorkerLost
-from core.ids import WorkerRef
+from core.ids import Role, WorkerRef
 from core.worker_status import Announcement, WorkerStatus
+from router.worker_rates import WorkerRates
 from router.workers import Worker
 
 T = TypeVar("T")
-
-# a status may have been on its way when the load was placed; after this long it has seen it
-_STATUS_LAG_S = 0.25
 
 
 class WorkerState(StrEnum):
@@ -32,16 +33,33 @@ class WorkerState(StrEnum):
     DEAD = "dead"
 
 
-@dataclass(eq=False, frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Reservation:
-    """Load placed on a worker that its next status does not show yet."""
+    """Load of this router's on a worker, from the decision until it is released.
+
+    `num_tokens` are to be read, 0 once they are; `num_blocks` will be taken. `names`: the blocks that the
+    worker will hold when it has read them, for requests that come meanwhile.
+    """
 
     num_tokens: int
     num_seqs: int
     made_at: float
+    num_blocks: int = 0
+    names: Sequence[BlockHash] = ()
+    is_streaming: bool = False
+    is_released: bool = False
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(slots=True)
+class _Load:
+    """Tokens to read, sequences, and those of the sequences that stream."""
+
+    num_tokens: int = 0
+    num_seqs: int = 0
+    num_streams: int = 0
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class WorkerEntry:
     """Mutable; `announcement` may be refreshed, its `ref` never changes."""
 
@@ -52,7 +70,11 @@ class WorkerEntry:
     status: WorkerStatus | None = None
     task: asyncio.Task[None] | None = None
     is_abandoned: bool = False
+    rates: WorkerRates = field(default_factory=WorkerRates)
     _reservations: set[Reservation] = field(default_factory=set)
+    _own: _Load = field(default_factory=_Load)
+    _foreign: _Load = field(default_factory=_Load)
+    _num_pending_blocks: int = 0
     _on_abandon: set[Callable[[], object]] = field(default_factory=set)
 
     @property
@@ -69,27 +91,88 @@ class WorkerEntry:
 
     @property
     def num_reserved_tokens(self) -> int:
-        return sum(reservation.num_tokens for reservation in self._reservations)
+        """Tokens that requests of this router have still to read there."""
+        return self._own.num_tokens
 
     @property
     def num_reserved_seqs(self) -> int:
-        return sum(reservation.num_seqs for reservation in self._reservations)
+        """Sequences of requests of this router."""
+        return self._own.num_seqs
 
-    def reserve(self, num_tokens: int, num_seqs: int, now: float) -> Reservation:
-        """Count load that is on its way to the worker, until it is released or a status shows it."""
-        reservation = Reservation(num_tokens, num_seqs, now)
+    @property
+    def num_ahead_tokens(self) -> int:
+        """Tokens that the worker reads before those of a new request, whoever placed them."""
+        return self._own.num_tokens + self._foreign.num_tokens
+
+    @property
+    def num_seqs(self) -> int:
+        """Sequences that it has or will have, whoever placed them."""
+        return self._own.num_seqs + self._foreign.num_seqs
+
+    @property
+    def num_streams(self) -> int:
+        """Those of them that get a token each step."""
+        return self._own.num_streams + self._foreign.num_streams
+
+    @property
+    def num_pending_blocks(self) -> int:
+        """Blocks that were promised since its last status."""
+        return self._num_pending_blocks
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Count load that is on its way to the worker, until it is released."""
         self._reservations.add(reservation)
-        return reservation
+        self._own.num_tokens += reservation.num_tokens
+        self._own.num_seqs += reservation.num_seqs
+        self._num_pending_blocks += reservation.num_blocks
+
+    def begin_stream(self, reservation: Reservation) -> None:
+        """Its prompt is read, and its sequences are among those that get a token each step."""
+        if not reservation.is_released and not reservation.is_streaming:
+            self._own.num_tokens -= reservation.num_tokens
+            self._own.num_streams += reservation.num_seqs
+            reservation.num_tokens = 0
+            reservation.is_streaming = True
 
     def release(self, reservation: Reservation) -> None:
-        """The load is gone, or was never placed."""
+        """The load is gone. Safe to call twice."""
+        if reservation.is_released:
+            return
+        reservation.is_released = True
         self._reservations.discard(reservation)
+        self._own.num_tokens -= reservation.num_tokens
+        self._own.num_seqs -= reservation.num_seqs
+        self._own.num_streams -= reservation.num_seqs if reservation.is_streaming else 0
+        self._num_pending_blocks = max(0, self._num_pending_blocks - reservation.num_blocks)
+
+    def num_promised_blocks(self, names: Sequence[BlockHash]) -> int:
+        """How many of `names`, from the first on, some prompt that is being read there has too."""
+        best = 0
+        for reservation in self._reservations:
+            own = reservation.names
+            if not reservation.is_streaming and own and names and own[0] == names[0]:
+                # a name stands for all before it, so equal names mean equal beginnings
+                low, high = 1, min(len(own), len(names))
+                while low < high:
+                    middle = (low + high + 1) // 2
+                    low, high = (middle, high) if own[middle - 1] == names[middle - 1] else (low, middle - 1)
+                best = max(best, low)
+        return best
 
     def take_status(self, status: WorkerStatus) -> None:
-        """The worker's own count replaces what was reserved before it was made."""
+        """What the worker has beyond this router's load was placed by others. Load that is on its way is in
+        both counts or in ours alone, so that others' is never taken for more than it is for long.
+        """
         self.status = status
-        newest = self.heard_at - _STATUS_LAG_S
-        self._reservations = {item for item in self._reservations if item.made_at > newest}
+        num_unread = status.num_waiting_tokens + max(0, status.num_running_tokens - status.num_running)
+        num_streams = status.num_running if status.ref.role is Role.DECODE else 0
+        own = self._own
+        self._foreign = _Load(
+            num_tokens=max(0, num_unread - own.num_tokens),
+            num_seqs=max(0, status.num_waiting + status.num_running - own.num_seqs),
+            num_streams=max(0, num_streams - own.num_seqs),
+        )
+        self._num_pending_blocks = 0
 
     def on_abandon(self, call: Callable[[], object]) -> Callable[[], None]:
         """Have `call` called once when the worker is lost, now if it is; returns how to take that back."""

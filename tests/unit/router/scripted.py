@@ -30,9 +30,9 @@ from core.kv_layout import KVLayout
 from core.request import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
 from core.worker_status import Announcement, WorkerStatus
 from router.config import RouterConfig
+from router.decision import Decision
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
-from router.placement import Decision
 from router.worker_table import WorkerTable
 from router.workers import Worker
 from tests.doubles import FakeTime, settle

@@ -25,7 +25,7 @@ from core.ids import Role
 from core.jobs import PrefillJob
 from core.request import FinishReason
 from router.config import PlanSetting
-from router.placement import Plan
+from router.decision import Plan
 from tests.doubles import CreepingTime, settle
 from tests.unit.router.scripted import Collector, Fleet, ScriptedWorker, answer, new_request
 
@@ -613,16 +613,29 @@ async def test_a_worker_that_cannot_be_cancelled_holds_nobody_up() -> None:
 
 
 async def test_load_that_was_placed_is_counted_until_it_is_gone() -> None:
+    decode = _d(pause_at=0)
+    async with Fleet(decode) as fleet:
+        task, _ = fleet.begin(new_request())
+        await settle()
+        (entry,) = fleet.table.entries()
+        assert (entry.num_reserved_tokens, entry.num_reserved_seqs, entry.num_streams) == (10, 1, 0)
+        decode.pause_at = 2
+        decode.resume.set()
+        await settle()
+        await task
+        assert entry.num_reserved_tokens == entry.num_reserved_seqs == entry.num_streams == 0
+        assert entry.num_pending_blocks == 0
+
+
+async def test_a_prompt_that_is_read_is_a_stream_and_no_longer_ahead() -> None:
     decode = _d(pause_at=2)
     async with Fleet(decode) as fleet:
         task, _ = fleet.begin(new_request())
         await settle()
         (entry,) = fleet.table.entries()
-        assert entry.num_reserved_seqs == 1
-        assert entry.num_reserved_tokens == 10
+        assert (entry.num_ahead_tokens, entry.num_streams, entry.num_seqs) == (0, 1, 1)
         decode.resume.set()
         await task
-        assert entry.num_reserved_seqs == entry.num_reserved_tokens == 0
 
 
 async def test_a_decode_worker_that_waits_for_a_prefill_is_counted_as_taken() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from core.ids import Epoch, Role, WorkerId, WorkerRef
+from core.worker_status import StepCost
 from router.config import PlanSetting, RouterConfig
-from router.placement import Candidate, Decision, Demand, Plan, place
+from router.decision import Candidate, Decision, Demand, Draw, Plan
+from router.placement import place
 from tests.unit.router.scripted import LAYOUT, new_status
 
 AUTO = RouterConfig()
@@ -36,7 +38,7 @@ def _place(
     config: RouterConfig = AUTO,
     seed: int = 0,
 ) -> Decision:
-    decision = place(demand, prefills, decodes, config, random.Random(seed))
+    decision = place(demand, prefills, decodes, config, Draw(random.Random(seed)))
     assert decision is not None
     return decision
 
@@ -45,13 +47,13 @@ def _names(decision: Decision) -> tuple[str | None, str | None]:
     return tuple(found.ref.worker_id if found else None for found in (decision.prefill, decision.decode))  # type: ignore[return-value]
 
 
-def test_a_long_prompt_is_read_remotely_and_a_short_one_where_it_is_needed() -> None:
-    assert _place(Demand(200), [_p()], [_d()]).plan is Plan.REMOTE
-    assert _place(Demand(3), [_p()], [_d()]).plan is Plan.LOCAL
+def test_a_prompt_is_read_remotely_where_it_would_hold_up_streams_and_locally_where_none_are() -> None:
+    assert _place(Demand(200), [_p()], [_d(num_streams=4)]).plan is Plan.REMOTE
+    assert _place(Demand(200), [_p()], [_d()]).plan is Plan.LOCAL
 
 
 def test_a_busy_prefill_worker_is_not_waited_for_when_decode_is_free() -> None:
-    busy = _p(load={"num_waiting_tokens": 5000})
+    busy = _p(num_ahead_tokens=5000)
     assert _place(Demand(200), [busy], [_d()]).plan is Plan.LOCAL
 
 
@@ -61,20 +63,22 @@ def test_the_longest_cached_prefix_wins_among_equals() -> None:
 
 
 def test_load_outweighs_a_cached_prefix_when_it_costs_more() -> None:
-    prefills = [_p("cold"), _p("warm", num_cached_tokens=160, load={"num_running_tokens": 400})]
-    assert _names(_place(Demand(200), prefills, [_d()])) == ("cold", "d")
+    prefills = [_p("cold"), _p("warm", num_cached_tokens=160, num_ahead_tokens=400)]
+    assert _names(_place(Demand(200), prefills, [_d(num_streams=4)])) == ("cold", "d")
 
 
 def test_load_that_was_just_placed_counts_like_reported_load() -> None:
-    prefills = [_p("taken", num_reserved_tokens=500), _p("free")]
-    assert _names(_place(Demand(200), prefills, [_d()]))[0] == "free"
-    decodes = [_d("taken", num_reserved_seqs=4), _d("free")]
+    prefills = [_p("taken", num_ahead_tokens=500), _p("free")]
+    assert _names(_place(Demand(200), prefills, [_d(num_streams=4)]))[0] == "free"
+    costly = {"alone": StepCost(0.01, 0.005, 0.01, 0.002)}
+    decodes = [_d("taken", costly, num_seqs=4), _d("free", costly)]
     assert _names(_place(Demand(200), [_p()], decodes))[1] == "free"
 
 
 def test_measured_rates_replace_the_assumed_one() -> None:
-    prefills = [_p("slow", load={"prefill_tokens_per_s": 50.0}), _p("fast")]
-    assert _names(_place(Demand(200), prefills, [_d()]))[0] == "fast"
+    slow, fast = ({"alone": StepCost(0.0, 0.0, 0.001, token_s)} for token_s in (0.02, 0.002))
+    prefills = [_p("slow", slow), _p("fast", fast)]
+    assert _names(_place(Demand(200), prefills, [_d(num_streams=4)]))[0] == "fast"
 
 
 def test_a_decode_worker_without_room_is_the_last_choice() -> None:
@@ -90,7 +94,7 @@ def test_evictable_cached_blocks_are_room() -> None:
 
 
 def test_with_all_full_blocks_on_decode_nothing_is_handed_over() -> None:
-    warm = _d(num_cached_tokens=200, load={"num_running_tokens": 100_000})
+    warm = _d(num_cached_tokens=200, num_ahead_tokens=100_000, num_streams=4)
     assert _place(Demand(203), [_p()], [warm]).plan is Plan.LOCAL
     assert _place(Demand(203), [_p()], [replace(warm, num_cached_tokens=196)]).plan is Plan.REMOTE
 
@@ -111,7 +115,7 @@ def test_the_operator_may_force_the_plan_against_all_cost(setting: PlanSetting, 
     config = RouterConfig(plan=setting)
     for demand in (Demand(2), Demand(400)):
         warm = _d(num_cached_tokens=400)
-        assert _place(demand, [_p(load={"num_waiting_tokens": 9999})], [warm], config).plan is plan
+        assert _place(demand, [_p(num_ahead_tokens=9999)], [warm], config).plan is plan
 
 
 def test_a_forced_plan_that_is_impossible_gives_way() -> None:
@@ -130,11 +134,12 @@ def test_kv_goes_only_to_workers_of_the_same_layout_that_take_it() -> None:
 
 
 def test_without_a_decode_worker_nobody_can_answer() -> None:
-    assert place(Demand(50), [_p()], [], AUTO, random.Random(0)) is None
+    assert place(Demand(50), [_p()], [], AUTO, Draw(random.Random(0))) is None
 
 
 def test_near_ties_are_broken_by_chance_and_chance_alone() -> None:
-    decodes = [_d("a"), _d("b"), _d("c", load={"num_running": 6, "step_s": 0.05})]
+    costly = {"alone": StepCost(0.01, 0.005, 0.01, 0.002)}
+    decodes = [_d("a", costly), _d("b", costly), _d("c", costly, num_streams=6)]
     found = {_names(_place(Demand(200), [_p()], decodes, seed=seed))[1] for seed in range(30)}
     assert found == {"a", "b"}
     same = {_names(_place(Demand(200), [_p()], decodes, seed=7))[1] for _ in range(5)}
@@ -143,13 +148,13 @@ def test_near_ties_are_broken_by_chance_and_chance_alone() -> None:
 
 def test_the_terms_add_up_to_the_cost() -> None:
     remote = RouterConfig(plan=PlanSetting.REMOTE)
-    decision = _place(Demand(200), [_p(load={"num_running_tokens": 50})], [_d()], remote)
-    assert set(decision.terms) == {"queue", "prefill", "transfer", "handoff", "slowdown"}
+    decision = _place(Demand(200), [_p(num_ahead_tokens=50)], [_d()], remote)
+    assert set(decision.terms) == {"queue", "prefill", "transfer", "handoff", "decode", "slowdown"}
     assert decision.cost_ms == pytest.approx(sum(decision.terms.values()))
     assert decision.terms["queue"] == pytest.approx(100.0)
     assert decision.terms["prefill"] == pytest.approx(400.0)
 
 
 def test_a_worker_that_has_not_reported_yet_can_be_chosen() -> None:
-    silent = replace(_d(), status=None)
+    silent = replace(_d(num_streams=4), status=None)
     assert _names(_place(Demand(200), [replace(_p(), status=None)], [silent])) == ("p", "d")

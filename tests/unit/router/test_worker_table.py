@@ -270,20 +270,6 @@ async def test_a_dead_workers_blocks_are_forgotten() -> None:
         assert fleet.table.index.match([_HASH]) == {}
 
 
-async def test_reserved_load_lasts_until_a_status_has_seen_it() -> None:
-    worker = _d()
-    async with Fleet(worker) as fleet:
-        (entry,) = fleet.table.entries()
-        entry.reserve(100, 2, fleet.time.now())
-        worker.beat()
-        await settle()
-        assert entry.num_reserved_tokens == 100  # that status was on its way already
-        await fleet.pass_by(0.5)
-        worker.beat()
-        await settle()
-        assert entry.num_reserved_tokens == entry.num_reserved_seqs == 0
-
-
 async def test_stopping_ends_all_watches_and_closes_all_connections() -> None:
     workers = [_d("d1"), _d("d2", is_dead=True)]
     async with Fleet(*workers) as fleet:

@@ -1,0 +1,272 @@
+"""The cost policy: the way to serve a request that delays everybody least, in milliseconds.
+
+cost(remote) = queue(P) + prefill(P) + transfer(P, D) + handoff(P, D) + decode(D) + slowdown
+cost(local)  = queue(D) + prefill(D) + decode(D) + slowdown
+cost(wait)   = wait(D) + the cost of what is waited for
+
+`prefill` follows from the worker's measured steps: their fixed part, the tokens, on D the streams beside.
+`slowdown` is what others lose: streams on D by longer steps, and the streams of all workers of a host whose
+cores the reading takes. So remote reading is free for D's streams on another host, and is not on the same.
+Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nsmallest
+from operator import attrgetter
+from typing import TypeVar
+
+from core.kv_layout import KVLayout
+from router.config import PlanSetting, RouterConfig
+from router.decision import Candidate, Decision, Demand, Draw, Plan
+from router.speeds import Handoff, Speeds, assumed_speeds, measured_speeds
+
+# the cheapest of each role that are looked at in pairs: what a pair adds differs less than workers do
+_MAX_PAIRED = 8
+
+_by_cost = attrgetter("cost")
+
+
+@dataclass(slots=True)
+class _Node:
+    """Workers of a host that share its cores: how many compute, and how many streams' progress is lost while
+    one more does.
+    """
+
+    num_busy: int = 0
+    num_lost: float = 0.0
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A prompt's way to its first token on one worker; `slowdown` is what others lose by it."""
+
+    worker: Candidate
+    queue: float
+    prefill: float
+    slowdown: float
+    cost: float
+
+
+@dataclass(slots=True)
+class _Decoding:
+    """Its way from there on."""
+
+    worker: Candidate
+    decode: float
+    slowdown: float
+    wait: float
+    num_missing_bytes: int
+    cost: float
+
+
+_Leg = TypeVar("_Leg", _Reading, _Decoding)
+
+
+@dataclass(slots=True)
+class _Option:
+    """One way in whole. `reading` is on the decode worker itself for a local plan."""
+
+    plan: Plan
+    cost: float
+    reading: _Reading
+    decoding: _Decoding | None = None
+    handoff: Handoff | None = None
+
+    def decision(self) -> Decision:
+        terms = {"queue": self.reading.queue, "prefill": self.reading.prefill}
+        slowdown = self.reading.slowdown
+        decoding = self.decoding
+        if decoding is not None:
+            if self.plan is Plan.WAIT:
+                terms["wait"] = decoding.wait
+            if self.handoff is not None:
+                terms["transfer"] = self.handoff.per_byte * decoding.num_missing_bytes
+                terms["handoff"] = self.handoff.fixed
+            terms["decode"] = decoding.decode
+            slowdown += decoding.slowdown
+        terms["slowdown"] = slowdown
+        decode = None if decoding is None else decoding.worker
+        prefill = None if self.reading.worker is decode else self.reading.worker
+        return Decision(self.plan, prefill, decode, terms)
+
+
+def cheapest(
+    demand: Demand,
+    prefills: Sequence[Candidate],
+    decodes: Sequence[Candidate],
+    config: RouterConfig,
+    draw: Draw,
+) -> Decision | None:
+    """The cheapest decision, by chance among near ties; None if no worker can serve the demand at present.
+
+    `config.plan` narrows the choice as long as it leaves one: remote needs a prefill worker, local none.
+    """
+    costs = _Costs(demand, config, draw, [*prefills, *decodes])
+    decodings = [costs.decoding(worker) for worker in decodes]
+    remote = costs.remote(prefills, decodings)
+    local = [costs.local(decoding) for decoding in decodings]
+    match config.plan:
+        case PlanSetting.REMOTE:
+            options = remote or local
+        case PlanSetting.LOCAL:
+            options = local or remote
+        case PlanSetting.AUTO:
+            options = [option for option in remote if not _is_all_cached(demand, option)] + local
+    if not options:
+        return None
+    limit = min(map(_by_cost, options)) + config.tie_ms
+    chosen = draw.chance.choice([option for option in options if option.cost <= limit])
+    best: dict[Plan, _Option] = {}
+    for option in options:
+        if option.plan is not chosen.plan and (
+            option.plan not in best or option.cost < best[option.plan].cost
+        ):
+            best[option.plan] = option
+    decision = chosen.decision()
+    others = tuple(option.decision() for option in sorted(best.values(), key=_by_cost))
+    return Decision(decision.plan, decision.prefill, decision.decode, decision.terms, others)
+
+
+class _Costs:
+    """The prices of one demand among `candidates`."""
+
+    def __init__(
+        self, demand: Demand, config: RouterConfig, draw: Draw, candidates: Sequence[Candidate]
+    ) -> None:
+        self._demand = demand
+        self._config = config
+        self._draw = draw
+        self._assumed: Speeds | None = None
+        self._statuses = [worker.status for worker in candidates if worker.speeds is None]
+        self._handoff = Handoff(config.assumed_handoff_ms, 1e3 / config.assumed_bytes_per_s)
+        self._nodes: dict[str, _Node] = {}
+        for worker in candidates:
+            if worker.is_busy and worker.shares_cores:
+                node = self._nodes.setdefault(worker.node, _Node())
+                node.num_busy += 1
+                node.num_lost += self._lost(worker)
+
+    def remote(self, prefills: Sequence[Candidate], decodings: Sequence[_Decoding]) -> list[_Option]:
+        readings = [self._remote_reading(worker) for worker in prefills]
+        if self._demand.is_ended_by_prefill:
+            return [_Option(Plan.PREFILL_ONLY, reading.cost, reading) for reading in readings]
+        targets = [decoding for decoding in decodings if decoding.worker.is_handoff_target]
+        return [
+            self._pair(reading, target)
+            for layout in {target.worker.layout for target in targets}
+            for reading in self._paired(readings, layout)
+            for target in self._paired(targets, layout)
+        ]
+
+    def local(self, decoding: _Decoding) -> _Option:
+        """Read in chunks between the steps of the streams, which wait for them."""
+        worker = decoding.worker
+        speeds, lost = self._speeds(worker), self._lost_by(worker)
+        speed = speeds.beside if self._is_crowded(worker) else speeds.alone
+        num_streams = worker.num_streams
+        chunk = self._chunk(worker, num_streams + worker.num_ahead_tokens > 0)
+        step = speed.prefill + speed.stream * num_streams
+        num_uncached = max(1, self._demand.num_tokens - worker.num_cached_tokens)
+        queue = worker.num_ahead_tokens * (step / chunk + speed.token)
+        if num_streams:
+            queue += speed.decode_step(num_streams) / 2  # the step that runs
+        num_steps = math.ceil(num_uncached / chunk)
+        prefill = num_steps * step + num_uncached * speed.token
+        # a step with a chunk in it is longer by the chunk; the tokens of the streams come with it
+        added = num_steps * max(0.0, speed.prefill - speed.decode) + num_uncached * speed.token
+        reading = self._reading(worker, queue, prefill, added * (num_streams + lost))
+        return _Option(self._plan(Plan.LOCAL, decoding), reading.cost + decoding.cost, reading, decoding)
+
+    def decoding(self, worker: Candidate) -> _Decoding:
+        """The answer's steps, and what it costs those who run there already."""
+        demand, speed = self._demand, self._speeds(worker).alone
+        num_others = max(worker.num_streams, worker.num_seqs)
+        num_steps = demand.num_output_tokens
+        decode = num_steps * speed.decode_step(num_others + demand.num_samples)
+        slowdown = num_steps * speed.stream * demand.num_samples * num_others
+        wait = 0.0 if worker.has_room(demand) else self._wait(worker, speed.decode_step(num_others))
+        num_missing = max(0, demand.num_tokens - worker.num_cached_tokens)
+        num_bytes = num_missing * worker.layout.bytes_per_token
+        return _Decoding(worker, decode, slowdown, wait, num_bytes, decode + slowdown + wait)
+
+    # ------------------------------------------------------------ inside
+
+    def _remote_reading(self, worker: Candidate) -> _Reading:
+        speeds = self._speeds(worker)
+        speed = speeds.beside if self._is_crowded(worker) else speeds.alone
+        chunk = self._chunk(worker, False)
+        num_uncached = max(1, self._demand.num_tokens - worker.num_cached_tokens)
+        queue = worker.num_ahead_tokens * (speed.prefill / chunk + speed.token)
+        prefill = math.ceil(num_uncached / chunk) * speed.prefill + num_uncached * speed.token
+        return self._reading(worker, queue, prefill, prefill * self._lost_by(worker))
+
+    def _reading(self, worker: Candidate, queue: float, prefill: float, slowdown: float) -> _Reading:
+        queue, prefill = queue * worker.pace, prefill * worker.pace
+        return _Reading(worker, queue, prefill, slowdown, queue + prefill + slowdown)
+
+    def _pair(self, reading: _Reading, target: _Decoding) -> _Option:
+        handoff = reading.worker.handoffs.get(target.worker.ref.worker_id, self._handoff)
+        added = handoff.fixed + handoff.per_byte * target.num_missing_bytes
+        plan = self._plan(Plan.REMOTE, target)
+        return _Option(plan, reading.cost + target.cost + added, reading, target, handoff)
+
+    def _plan(self, plan: Plan, decoding: _Decoding) -> Plan:
+        return Plan.WAIT if decoding.wait > 0.0 and self._demand.can_wait else plan
+
+    def _wait(self, worker: Candidate, step: float) -> float:
+        """Until one of the sequences there ends: they are spread evenly over their lengths."""
+        return max(1.0, step * self._config.assumed_output_tokens / max(1, worker.num_seqs))
+
+    def _paired(self, found: Sequence[_Leg], layout: KVLayout) -> list[_Leg]:
+        """The cheapest of those that fit; which of near ties are among them is left to chance."""
+        fitting = [item for item in found if item.worker.layout == layout]
+        if len(fitting) <= _MAX_PAIRED:
+            return fitting
+        tie_ms, chance = self._config.tie_ms, self._draw.chance.random
+        return nsmallest(_MAX_PAIRED, fitting, key=lambda item: item.cost + tie_ms * chance())
+
+    def _speeds(self, worker: Candidate) -> Speeds:
+        if worker.speeds is not None:
+            return worker.speeds
+        if self._assumed is None:
+            self._assumed = assumed_speeds(self._config, self._statuses)
+        return measured_speeds(worker.status, self._assumed, self._config)
+
+    def _chunk(self, worker: Candidate, is_beside_streams: bool) -> int:
+        """Prompt tokens of one step."""
+        status = worker.status
+        whole = status.max_step_tokens if status is not None else 0
+        part = status.max_chunk_tokens if status is not None and is_beside_streams else 0
+        return part or whole or self._config.assumed_step_tokens
+
+    def _lost(self, worker: Candidate) -> float:
+        return worker.num_streams * self._speeds(worker).lost_share(worker.num_streams)
+
+    def _is_crowded(self, worker: Candidate) -> bool:
+        """Whether others compute on its cores."""
+        if not worker.shares_cores:
+            return False
+        node = self._nodes.get(worker.node)
+        return node is not None and node.num_busy > worker.is_busy
+
+    def _lost_by(self, worker: Candidate) -> float:
+        """How many streams of other workers stand still, in sum, while this one computes."""
+        if not worker.shares_cores:
+            return 0.0
+        node = self._nodes.get(worker.node)
+        if node is None:
+            return 0.0
+        return max(0.0, node.num_lost - self._lost(worker)) if worker.is_busy else node.num_lost
+
+
+def _is_all_cached(demand: Demand, option: _Option) -> bool:
+    """Whether each full block is on the decode worker: then there is nothing to hand over but the tail."""
+    if option.decoding is None:
+        return False
+    worker = option.decoding.worker
+    num_full = demand.num_tokens - demand.num_tokens % worker.layout.block_size
+    return 0 < num_full <= worker.num_cached_tokens

@@ -1,0 +1,49 @@
+"""SpeedBook: the speeds of all workers of the table, looked up and not computed for each placement.
+
+Owns when they are computed anew: a worker's with its status, what is assumed of others once in a while. Lives
+on the event loop.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary
+
+from core.clock import Clock
+from core.worker_status import WorkerStatus
+from router.config import RouterConfig
+from router.speeds import Handoff, Speeds, assumed_speeds, measured_speeds
+from router.worker_entry import WorkerEntry
+from router.worker_table import WorkerTable
+
+_ASSUME_PERIOD_S = 1.0
+
+
+class SpeedBook:
+    """One per router."""
+
+    def __init__(self, config: RouterConfig, table: WorkerTable, clock: Clock) -> None:
+        self.assumed_handoff = Handoff(config.assumed_handoff_ms, 1e3 / config.assumed_bytes_per_s)
+        self._config = config
+        self._table = table
+        self._clock = clock
+        self._assumed = assumed_speeds(config)
+        self._assumed_at = float("-inf")
+        self._known: WeakKeyDictionary[WorkerEntry, tuple[WorkerStatus, Speeds]] = WeakKeyDictionary()
+
+    def of(self, entry: WorkerEntry) -> Speeds:
+        """What is known of the worker now."""
+        status = entry.status
+        if status is None:
+            return self._assume()
+        known = self._known.get(entry)
+        if known is None or known[0] is not status:
+            known = self._known[entry] = (status, measured_speeds(status, self._assume(), self._config))
+        return known[1]
+
+    def _assume(self) -> Speeds:
+        now = self._clock.now()
+        if now >= self._assumed_at + _ASSUME_PERIOD_S:
+            self._assumed_at = now
+            statuses = [entry.status for entry in self._table.entries()]
+            self._assumed = assumed_speeds(self._config, statuses)
+        return self._assumed

@@ -1,0 +1,108 @@
+"""Speeds: how fast a worker computes and hands over, in milliseconds, as far as that was measured.
+
+Owns what is assumed until then: of a worker that has not measured something, the average of those that have;
+before anybody has, the configuration. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from core.worker_status import StepCost, WorkerStatus
+from router.config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Milliseconds of a step: `decode + streams × stream`, with prompt tokens in it
+    `prefill + streams × stream + tokens × token`.
+    """
+
+    decode: float
+    stream: float
+    prefill: float
+    token: float
+
+    def decode_step(self, num_streams: int) -> float:
+        return self.decode + self.stream * num_streams
+
+    def times(self, factor: float) -> Speed:
+        return Speed(self.decode * factor, self.stream * factor, self.prefill * factor, self.token * factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """With the host's cores alone, and while another worker of the host computes."""
+
+    alone: Speed
+    beside: Speed
+
+    def lost_share(self, num_streams: int) -> float:
+        """The share of its decoding that a worker with `num_streams` loses while another computes beside."""
+        beside = self.beside.decode_step(num_streams)
+        return max(0.0, 1.0 - self.alone.decode_step(num_streams) / beside) if beside > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """What a pair's handoff adds before the second token: milliseconds, and milliseconds per byte."""
+
+    fixed: float
+    per_byte: float
+
+
+def assumed_speeds(config: RouterConfig, statuses: Iterable[WorkerStatus | None] = ()) -> Speeds:
+    """Of a worker that has measured nothing, beside those whose `statuses` are known."""
+    known = [status for status in statuses if status is not None]
+    token = 1e3 / config.assumed_prefill_tokens_per_s
+    default = Speed(config.assumed_step_s * 1e3, 0.0, 0.0, token)
+    alone = _average([status.alone for status in known], default)
+    beside = _average([status.beside for status in known], alone.times(config.assumed_core_sharing))
+    return Speeds(alone, beside)
+
+
+def measured_speeds(status: WorkerStatus | None, assumed: Speeds, config: RouterConfig) -> Speeds:
+    """Of the worker that sent `status`; what it has not measured one way follows from the other way."""
+    if status is None:
+        return assumed
+    sharing = config.assumed_core_sharing
+    if not _is_complete(status.alone):
+        alone = _filled(status.alone, _filled(status.beside, assumed.alone.times(sharing)).times(1 / sharing))
+    else:
+        alone = _filled(status.alone, assumed.alone)
+    return Speeds(alone, _filled(status.beside, alone.times(sharing)))
+
+
+def _is_complete(cost: StepCost) -> bool:
+    return _can_decode(cost) and _can_read(cost)
+
+
+def _can_decode(cost: StepCost) -> bool:
+    return cost.decode_s + cost.stream_s > 0.0
+
+
+def _can_read(cost: StepCost) -> bool:
+    return cost.prefill_s + cost.token_s > 0.0
+
+
+def _filled(cost: StepCost, rest: Speed) -> Speed:
+    decoding = (cost.decode_s * 1e3, cost.stream_s * 1e3) if _can_decode(cost) else (rest.decode, rest.stream)
+    reading = (cost.prefill_s * 1e3, cost.token_s * 1e3) if _can_read(cost) else (rest.prefill, rest.token)
+    return Speed(*decoding, *reading)
+
+
+def _average(costs: list[StepCost], rest: Speed) -> Speed:
+    decoding = [cost for cost in costs if _can_decode(cost)]
+    reading = [cost for cost in costs if _can_read(cost)]
+    mean = StepCost(
+        _mean([cost.decode_s for cost in decoding]),
+        _mean([cost.stream_s for cost in decoding]),
+        _mean([cost.prefill_s for cost in reading]),
+        _mean([cost.token_s for cost in reading]),
+    )
+    return _filled(mean, rest)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
