@@ -26,8 +26,8 @@ from core.errors import (
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerId, WorkerRef
 from kv_transfer.receiver import Receiver
-from kv_transfer.staging_codec import offer_reply, staging_address
-from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, StagingAddress
+from kv_transfer.staging_codec import offer_reply, offered_staging
+from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, OfferedStaging
 from protos import kv_transfer_pb2 as pb
 from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
 from protos.grpc_options import CHANNEL_OPTIONS
@@ -61,10 +61,13 @@ class GrpcTransport:
 
     async def offer_and_ask(
         self, ticket: HandoffTicket, time_left_s: float
-    ) -> tuple[tuple[int, ...], StagingAddress | None]:
-        """`offer`, and where decode offers shared memory to processes of its host, if it does."""
+    ) -> tuple[tuple[int, ...], OfferedStaging]:
+        """`offer`, and where decode offers staging memory to processes of its host, if it does."""
         reply = await self._call(self._offer(offer_request(ticket, time_left_s, ticket.decode.epoch)))
-        return tuple(reply.held), staging_address(reply)
+        return tuple(reply.held), offered_staging(reply)
+
+    async def prepare(self, ticket: HandoffTicket, offered: OfferedStaging) -> None:
+        """Payloads travel in their frames."""
 
     async def open_push(self) -> GrpcPush:
         return GrpcPush(self._push(), self._worker_id)

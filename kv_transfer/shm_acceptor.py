@@ -1,9 +1,6 @@
-"""ShmAcceptor: decode's staging memory, one for each prefill process of this host that asks.
+"""ShmAcceptor: shared memory as decode's staging memory, one for each prefill process of this host.
 
-Owns the listening socket, the memories and their bound. A memory is made for one incarnation of prefill, only
-frames of that incarnation are served from it, and it is given back when the connection over which it was
-passed has ended: until then its writer, however long it is stopped, can write to nothing else. Decode maps it
-read-only. Lives on the IO loop.
+Owns how a memfd is passed on and mapped; who gets one is `staging_acceptor`'s business. Lives on the IO loop.
 """
 
 from __future__ import annotations
@@ -14,62 +11,28 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from core.errors import InvalidConfig, TransferCorrupt
+from core.errors import InvalidConfig
 from core.ids import Epoch
 from kv_transfer.config import ReceiverConfig, SharedMemory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.shm_handshake import (
     MAX_PACKET_BYTES,
-    TOKEN_BYTES,
     Fallback,
     Hello,
     NotAttached,
     encode_grant,
-    encode_refusal,
-    host_id,
-    peer_uid,
 )
 from kv_transfer.shm_memory import StagingMemory, create_memory
-from kv_transfer.transport import Place, StagingAddress
+from kv_transfer.staging_acceptor import StagingAcceptor
 
 _log = logging.getLogger(__name__)
 
-_HANDSHAKE_S = 2.0
-_ACCEPT_AGAIN_S = 1.0
-_MAX_GREETING = 64  # connections that have not said who they are
 
-
-@dataclass(frozen=True, slots=True)
-class _Grant:
-    """One pair's memory."""
-
-    sender_epoch: Epoch
-    memory: StagingMemory
-
-
-def offer_shared_memory(receiver: Receiver, config: ReceiverConfig) -> None:
-    """Let `receiver` take payloads through shared memory, as `config` says; on the running loop.
-
-    Where the system cannot, it goes without, and says so. Raises InvalidConfig if it is required.
-    """
-    if config.shm is SharedMemory.NEVER:
-        return
-    try:
-        acceptor = ShmAcceptor(receiver.epoch, config.max_staging_bytes, receiver.metrics)
-    except (OSError, AttributeError) as error:
-        if config.shm is SharedMemory.REQUIRED:
-            raise InvalidConfig(f"shared memory is required, but cannot be had: {error!r}") from error
-        _log.warning("no shared memory for prefill workers of this host: %r", error)
-        return
-    receiver.admit(acceptor)
-
-
-class ShmAcceptor:
-    """Listens from its construction on, which raises OSError or AttributeError where the system has no memfd
-    or no abstract Unix sockets. `create` makes the memory of a pair.
+class ShmAcceptor(StagingAcceptor[StagingMemory]):
+    """Raises OSError or AttributeError where the system has no memfd, too. `create` makes the memory of a
+    pair; decode maps it read-only.
     """
 
     def __init__(
@@ -79,116 +42,11 @@ class ShmAcceptor:
         metrics: TransferMetrics,
         create: Callable[[int], int] = create_memory,
     ) -> None:
-        self._own_epoch = own_epoch
-        self._max_bytes = max_bytes
-        self._metrics = metrics
-        self._create = create
-        self._num_bytes = 0
-        self._num_greeting = 0
-        self._grants: dict[int, _Grant] = {}
         os.close(create_memory(0))  # whether the system has it at all
-        name, host = f"baton-{secrets.token_hex(16)}", host_id()
-        if not host:
-            raise OSError("this host has no boot id")
-        self._token = secrets.token_bytes(TOKEN_BYTES)
-        self.address = StagingAddress(host, name, self._token)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._listener.setblocking(False)
-        self._listener.bind(f"\0{name}")
-        self._listener.listen()
-        self._connections: set[asyncio.Task[None]] = set()
-        self._accepting = asyncio.get_running_loop().create_task(self._accept(), name="accept staging")
+        self._create = create
+        super().__init__(own_epoch, max_bytes, metrics.set_staging_bytes)
 
-    @property
-    def num_bytes(self) -> int:
-        """Granted and not given back."""
-        return self._num_bytes
-
-    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | None:
-        """See StagingArea. Raises TransferCorrupt for a place outside the memory."""
-        grant = self._grants.get(place.staging_id)
-        if grant is None or grant.sender_epoch != sender_epoch:
-            return None
-        end = place.offset + num_bytes
-        if end > len(grant.memory.slots):
-            raise TransferCorrupt("a payload lies outside its staging memory", offset=place.offset)
-        return grant.memory.slots[place.offset : end]
-
-    async def close(self) -> None:
-        """Give everything back; prefill workers see their connections end and send over gRPC."""
-        tasks = [self._accepting, *self._connections]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(self._listener)
-            except OSError as error:  # no descriptor left, for example
-                _log.warning("a prefill worker could not attach: %r", error)
-                await asyncio.sleep(_ACCEPT_AGAIN_S)
-                continue
-            # another user's process gets nothing, not even a descriptor for the time of a handshake
-            if peer_uid(connection) != os.geteuid() or self._num_greeting >= _MAX_GREETING:
-                _log.info("a connection for staging memory is closed: another user's, or too many at once")
-                connection.close()
-                continue
-            self._num_greeting += 1
-            task = asyncio.create_task(self._serve(connection))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-
-    async def _serve(self, connection: socket.socket) -> None:
-        """One prefill process, until its end of the connection is closed, by itself or by its death."""
-        loop = asyncio.get_running_loop()
-        with connection:
-            connection.setblocking(False)
-            try:
-                async with asyncio.timeout(_HANDSHAKE_S):
-                    hello = await self._hello(connection)
-            except NotAttached as error:
-                _log.warning("a process may not attach: %s", error)
-                await self._refuse(connection, error.reason)
-                return
-            except (OSError, TimeoutError) as error:
-                _log.warning("a process did not attach: %r", error)
-                return
-            finally:
-                self._num_greeting -= 1
-            staging_id = secrets.randbits(64)
-            self._count(hello.num_bytes)
-            try:
-                async with asyncio.timeout(_HANDSHAKE_S):
-                    await self._grant(connection, hello, staging_id)
-                while await loop.sock_recv(connection, MAX_PACKET_BYTES):
-                    pass  # nothing is said any more
-            except NotAttached as error:
-                _log.warning("a process could not attach: %s", error)
-                await self._refuse(connection, error.reason)
-            except (OSError, TimeoutError) as error:
-                _log.info("the connection of staging %x broke: %r", staging_id, error)
-            finally:
-                if (grant := self._grants.pop(staging_id, None)) is not None:
-                    grant.memory.close()
-                self._count(-hello.num_bytes)
-
-    async def _hello(self, connection: socket.socket) -> Hello:
-        """Whoever may attach; raises NotAttached."""
-        loop = asyncio.get_running_loop()
-        hello = Hello.decode(await loop.sock_recv(connection, MAX_PACKET_BYTES))
-        if hello is None or not secrets.compare_digest(hello.token, self._token):
-            raise NotAttached(Fallback.REFUSED, "it was not told the token")
-        if hello.receiver_epoch != self._own_epoch:
-            raise NotAttached(Fallback.REFUSED, "it means another incarnation")
-        if hello.num_bytes < 1 or self._num_bytes + hello.num_bytes > self._max_bytes:
-            raise NotAttached(Fallback.LIMIT, f"{self._num_bytes} of {self._max_bytes} bytes are granted")
-        return hello
-
-    async def _grant(self, connection: socket.socket, hello: Hello, staging_id: int) -> None:
-        """Pass the memory on, and serve frames from it once both have seen the same in it."""
+    async def lend(self, connection: socket.socket, hello: Hello, staging_id: int) -> StagingMemory:
         loop = asyncio.get_running_loop()
         try:
             descriptor = self._create(hello.num_bytes)
@@ -206,15 +64,24 @@ class ShmAcceptor:
                 raise
         finally:
             os.close(descriptor)
-        self._grants[staging_id] = _Grant(hello.sender_epoch, memory)
-        await loop.sock_sendall(connection, memory.prefill_nonce)
+        return memory
 
-    async def _refuse(self, connection: socket.socket, reason: Fallback) -> None:
-        try:
-            await asyncio.get_running_loop().sock_sendall(connection, encode_refusal(reason))
-        except OSError as error:
-            _log.info("a refused process did not wait for its answer: %r", error)
+    async def take_back(self, connection: socket.socket, memory: StagingMemory, last_word: bytes) -> None:
+        memory.close()
 
-    def _count(self, num_bytes: int) -> None:
-        self._num_bytes += num_bytes
-        self._metrics.set_staging_bytes(self._num_bytes)
+
+def offer_shared_memory(receiver: Receiver, config: ReceiverConfig) -> None:
+    """Let `receiver` take payloads through shared memory, as `config` says; on the running loop.
+
+    Where the system cannot, it goes without, and says so. Raises InvalidConfig if it is required.
+    """
+    if config.shm is SharedMemory.NEVER:
+        return
+    try:
+        acceptor = ShmAcceptor(receiver.epoch, config.max_staging_bytes, receiver.metrics)
+    except (OSError, AttributeError) as error:
+        if config.shm is SharedMemory.REQUIRED:
+            raise InvalidConfig(f"shared memory is required, but cannot be had: {error!r}") from error
+        _log.warning("no shared memory for prefill workers of this host: %r", error)
+        return
+    receiver.admit(acceptor)

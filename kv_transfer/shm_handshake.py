@@ -125,6 +125,14 @@ class Attachment:
     memory: StagingMemory
     connection: socket.socket
 
+    @property
+    def slots(self) -> memoryview:
+        return self.memory.slots
+
+    def close(self) -> None:
+        self.memory.close()
+        self.connection.close()
+
 
 async def attach(
     address: StagingAddress, receiver_epoch: Epoch, sender_epoch: Epoch, num_bytes: int, timeout_s: float

@@ -12,8 +12,19 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from core.ids import TicketId
+
+
+class Sliceable(Protocol):
+    """Memory as slots need it: a memoryview, or what stands for memory of a device."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> Any: ...
+
+    def release(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,13 +32,13 @@ class Slot:
     """`memory` is all of it; `offset` is counted from the first slot's first byte."""
 
     offset: int
-    memory: memoryview
+    memory: Any  # as sliced of a Sliceable
 
 
 class Slots:
     """Equal parts of `memory`, which is not shared with anyone but decode."""
 
-    def __init__(self, memory: memoryview, slot_bytes: int) -> None:
+    def __init__(self, memory: Sliceable, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
         self.num_slots = len(memory) // slot_bytes
         assert self.num_slots > 0

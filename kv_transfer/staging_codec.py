@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kv_transfer.transport import StagingAddress
+from kv_transfer.transport import OfferedStaging, StagingAddress
 from protos import kv_transfer_pb2 as pb
 
 
@@ -15,8 +15,9 @@ def offer_reply(held: tuple[int, ...], address: StagingAddress | None) -> pb.Off
     return reply
 
 
-def staging_address(reply: pb.OfferReply) -> StagingAddress | None:
-    if not reply.HasField("staging"):
-        return None
-    found = reply.staging
+def offered_staging(reply: pb.OfferReply) -> OfferedStaging:
+    return OfferedStaging(_address(reply.staging) if reply.HasField("staging") else None)
+
+
+def _address(found: pb.StagingAddress) -> StagingAddress:
     return StagingAddress(found.host_id, found.socket_name, found.token)

@@ -167,6 +167,13 @@ class StagingAddress:
     token: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class OfferedStaging:
+    """Where decode offers which kind of staging memory."""
+
+    shm: StagingAddress | None = None
+
+
 class StagingArea(Protocol):
     """Decode's staging memory, for the receiver."""
 

@@ -1,0 +1,270 @@
+"""Messages over gRPC, payloads through staging memory of the pair, whichever kind of memory that is.
+
+Owns prefill's end of a pair's staging memory: asks for it at the first offer, hands out slots, knows when one
+may be used again, and gives the memory back. Whatever stands in the way, payloads go the next way instead
+(the transport that this one stands on), frame by frame, unless this one is required. What the memory is, and
+how it is asked for, is its subclasses' business. Lives on the IO loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import mmap
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from core.errors import HandoffError, ServingError, StagingLost, WorkerLost
+from core.handoff import HandoffTicket
+from core.ids import Epoch, TicketId
+from kv_transfer.codec import decode_ack
+from kv_transfer.shm_handshake import Fallback, NotAttached, host_id
+from kv_transfer.shm_slots import Slot
+from kv_transfer.staging import Attached, Staging
+from kv_transfer.transport import (
+    Carriage,
+    CommitClaim,
+    CommitReceipt,
+    Fence,
+    OfferedStaging,
+    Place,
+    PushStream,
+    Room,
+    StagingAddress,
+    Transport,
+)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StagingWish:
+    """How a way wants its memory: bytes of it, bytes of a frame, whether nothing else will do, how long
+    attaching may take and when it may be tried again, and the prefix of its reasons in metrics.
+    """
+
+    staging_bytes: int
+    frame_bytes: int
+    is_required: bool
+    attach_s: float
+    attach_again_s: float
+    prefix: str = ""
+
+
+class Underlying(Transport, Protocol):
+    """A transport that another one can stand on: what follows an offer's reply is a step of its own."""
+
+    async def offer_and_ask(
+        self, ticket: HandoffTicket, time_left_s: float
+    ) -> tuple[tuple[int, ...], OfferedStaging]: ...
+
+    async def prepare(self, ticket: HandoffTicket, offered: OfferedStaging) -> None:
+        """Attach what can be attached. Raises HandoffError when what is required cannot be had."""
+        ...
+
+
+class StagedTransport(ABC):
+    """To one decode worker, which may be on this host or not."""
+
+    name: str
+
+    def __init__(self, inner: Underlying, wish: StagingWish) -> None:
+        self._inner = inner
+        self._wish = wish
+        self._host_id = host_id()
+        self._staging: Staging | None = None
+        self._fallback = Fallback.NOT_OFFERED
+        self._try_again_at = float("-inf")
+        self._attaching: asyncio.Task[None] | None = None
+        self._is_closed = False
+
+    @abstractmethod
+    def address(self, offered: OfferedStaging) -> StagingAddress | None:
+        """Where decode offers this kind of memory, if it does."""
+
+    @abstractmethod
+    async def attach(
+        self, offered: OfferedStaging, receiver_epoch: Epoch, sender_epoch: Epoch, num_bytes: int
+    ) -> Attached:
+        """Memory of `num_bytes`. Raises NotAttached."""
+
+    @property
+    def staging(self) -> Staging | None:
+        """The memory, if it is attached now."""
+        return self._staging if self._staging is not None and self._staging.is_open else None
+
+    @property
+    def carriage(self) -> Carriage:
+        if self.staging is not None:
+            return Carriage(self._wish.frame_bytes)
+        inner = self._inner.carriage
+        return Carriage(inner.frame_bytes, inner.fallback or self._wish.prefix + self._fallback)
+
+    async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
+        """Raises HandoffError, too, when a way is required and cannot be had."""
+        held, offered = await self._inner.offer_and_ask(ticket, time_left_s)
+        try:
+            await self.prepare(ticket, offered)
+        except HandoffError:
+            await self._take_back(ticket, time_left_s)
+            raise
+        return held
+
+    async def offer_and_ask(
+        self, ticket: HandoffTicket, time_left_s: float
+    ) -> tuple[tuple[int, ...], OfferedStaging]:
+        return await self._inner.offer_and_ask(ticket, time_left_s)
+
+    async def prepare(self, ticket: HandoffTicket, offered: OfferedStaging) -> None:
+        if self.staging is not None and self.staging.slots.is_worn:
+            self.staging.give_up("decode does not let go of most of its slots")
+        if self.staging is None:
+            await self._attach(offered, ticket)
+        if self.staging is None:
+            if self._wish.is_required:
+                raise self._refusal()
+            await self._inner.prepare(ticket, offered)
+
+    async def open_push(self) -> StagedPush:
+        return StagedPush(self, await self._inner.open_push())
+
+    async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt:
+        receipt = await self._inner.commit(fence, claim)
+        self._release(fence.ticket_id)
+        return receipt
+
+    async def abort(self, fence: Fence, reason: str, time_left_s: float) -> None:
+        await self._inner.abort(fence, reason, time_left_s)
+        self._release(fence.ticket_id)
+
+    async def keepalive(self, fence: Fence) -> None:
+        await self._inner.keepalive(fence)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._attaching is not None:
+            self._attaching.cancel()
+            await asyncio.gather(self._attaching, return_exceptions=True)
+        if self._staging is not None:
+            self._staging.close()
+        await self._inner.close()
+
+    async def take_slot(self, num_bytes: int) -> tuple[Staging, Slot] | None:
+        """A slot for a payload, waiting for one; None when it has to go the next way. Raises HandoffError if
+        it must not.
+        """
+        staging = self.staging
+        if staging is not None and num_bytes <= staging.slots.slot_bytes:
+            slot = await staging.slots.take()
+            if slot is not None:
+                return staging, slot
+            staging.give_up("decode has not let go of any of its slots")
+        if self._wish.is_required:
+            raise self._refusal()
+        return None
+
+    async def _attach(self, offered: OfferedStaging, ticket: HandoffTicket) -> None:
+        """Attach once for all offers that come meanwhile; not again soon after it failed."""
+        if self._staging is not None:
+            self._staging, self._fallback = None, Fallback.LOST
+        address = self.address(offered)
+        if address is None:
+            self._fallback = Fallback.NOT_OFFERED
+        elif not self._host_id or address.host_id != self._host_id:
+            self._fallback = Fallback.OTHER_HOST
+        elif self._attaching is not None and not self._attaching.done():
+            await asyncio.shield(self._attaching)
+        elif asyncio.get_running_loop().time() >= self._try_again_at and not self._is_closed:
+            self._attaching = asyncio.create_task(self._try_to_attach(offered, ticket))
+            await asyncio.shield(self._attaching)
+
+    async def _try_to_attach(self, offered: OfferedStaging, ticket: HandoffTicket) -> None:
+        block_bytes = ticket.layout.block_bytes
+        max_run = max(1, self._wish.frame_bytes // block_bytes)
+        slot_bytes = -(-max_run * block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        num_bytes = self._wish.staging_bytes // slot_bytes * slot_bytes
+        try:
+            if num_bytes == 0:
+                raise NotAttached(
+                    Fallback.LIMIT, f"the staging memory is less than a frame of {slot_bytes} bytes"
+                )
+            attachment = await self.attach(offered, ticket.decode.epoch, ticket.prefill.epoch, num_bytes)
+        except NotAttached as error:
+            self._fallback = error.reason
+            self._try_again_at = asyncio.get_running_loop().time() + self._wish.attach_again_s
+            worker_id = ticket.decode.worker_id
+            _log.warning(
+                "no %s with decode worker %s, which is on this host: %s", self.name, worker_id, error
+            )
+        else:
+            self._staging = Staging(attachment, slot_bytes)
+
+    async def _take_back(self, ticket: HandoffTicket, time_left_s: float) -> None:
+        """What decode reserved is of no use; if it cannot be told, its own silence rule ends the ticket."""
+        try:
+            await self._inner.abort(Fence.of(ticket), "no staging memory", time_left_s)
+        except ServingError as error:
+            _log.info("decode was not told of the abort of ticket %s: %r", ticket.ticket_id, error)
+
+    def _refusal(self) -> HandoffError:
+        return HandoffError(f"{self.name} is required, but there is none", reason=str(self._fallback))
+
+    def _release(self, ticket_id: TicketId) -> None:
+        if self.staging is not None:
+            self.staging.slots.release(ticket_id)
+
+
+class StagedPush:
+    """One Push stream, of whose frames each may have a slot that its acknowledgement frees."""
+
+    def __init__(self, transport: StagedTransport, push: PushStream) -> None:
+        self._transport = transport
+        self._push = push
+        self._ticket_id: TicketId | None = None
+        self._filling: tuple[Staging, Slot] | None = None
+        self._sent: deque[tuple[Staging, Slot] | None] = deque()
+
+    async def room(self, ticket_id: TicketId, num_bytes: int) -> Room | None:
+        assert self._filling is None, "the last room was not used"
+        self._ticket_id = ticket_id
+        self._filling = await self._transport.take_slot(num_bytes)
+        if self._filling is None:
+            return await self._push.room(ticket_id, num_bytes)
+        staging, slot = self._filling
+        return Room(slot.memory[:num_bytes], Place(staging.staging_id, slot.offset))
+
+    async def send(self, frame: bytes) -> None:
+        # from here on decode may read the slot, whatever becomes of this call
+        self._sent.append(self._filling)
+        self._filling = None
+        await self._push.send(frame)
+
+    async def acks(self) -> AsyncIterator[bytes]:
+        async for data in self._push.acks():
+            error = decode_ack(data).error
+            place = self._sent[0] if self._sent else None
+            if isinstance(error, StagingLost) and place is not None:
+                place[0].give_up("decode does not know it")
+                raise WorkerLost("the staging memory is gone; what is not acknowledged is sent again")
+            if error is None and self._sent:
+                self._sent.popleft()
+                if place is not None:
+                    staging, slot = place
+                    staging.slots.give_back(slot)
+            yield data
+
+    async def close(self) -> None:
+        await self._push.close()
+        if self._filling is not None:  # no frame ever named it
+            staging, slot = self._filling
+            staging.slots.give_back(slot)
+            self._filling = None
+        for place in self._sent:
+            if place is not None:
+                assert self._ticket_id is not None
+                staging, slot = place
+                staging.slots.quarantine(self._ticket_id, (slot,))
+        self._sent.clear()
