@@ -1,0 +1,151 @@
+"""The limits hold over several routers, wherever the calls go, and when the owner of the limits is away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from core.errors import QuotaExceeded
+from router.quotas import Grant
+from tests.unit.router.replicas import Service, new_tenant
+
+MINUTE = 60.0
+
+
+async def flood(
+    service: Service, seconds: float, per_s: int, size: int, to: Callable[[float], int], **limits: int
+) -> None:
+    """`per_s` calls of `size` prompt tokens a second; nobody heeds Retry-After."""
+    tenant = new_tenant(**limits)
+    for step in range(int(seconds)):
+        for _ in range(per_s):
+            service.send(to(step), tenant, size)
+        await service.pass_by(1.0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("skew", [0.5, 0.9, 1.0])
+async def test_two_replicas_let_through_what_one_would(skew: float, seed: int) -> None:
+    service, chance = Service(), random.Random(seed)
+    await service.pass_by(6.0)
+    start = service.clock.now()
+    limit = 6000
+    await flood(
+        service,
+        3 * MINUTE,
+        per_s=4,
+        size=60,
+        to=lambda step: int((chance.random() < skew) != (step // 40 % 2 == 0)),
+        max_prompt_tokens_per_minute=limit,
+    )
+    assert service.most_in_a_minute() <= limit
+    whole = service.let_in(start, start + 3 * MINUTE)
+    assert whole >= 0.98 * 3 * limit, f"{whole / (3 * limit):.3f} of the limit was let through"
+    assert service.refusals
+
+
+async def test_a_burst_gets_the_whole_limit_wherever_it_goes() -> None:
+    for shares in ((20, 20), (35, 5), (40, 0)):
+        service = Service()
+        await service.pass_by(6.0)
+        tenant = new_tenant(max_requests_per_minute=20)
+        for index, num in enumerate(shares):
+            for _ in range(num):
+                service.send(index, tenant, 1)
+        await service.pass_by(2.0)
+        assert len(service.log) == 20, shares
+        assert len(service.refusals) == 20
+
+
+async def test_without_an_owner_each_replica_keeps_an_equal_part() -> None:
+    service = Service()
+    await service.pass_by(6.0)
+    service.owner.is_away = True
+    await service.pass_by(4.0)
+    start = service.clock.now()
+    await flood(service, 2 * MINUTE, 4, 60, lambda step: step % 2, max_prompt_tokens_per_minute=6000)
+    assert service.most_in_a_minute() <= 6000
+    assert service.let_in(start, start + 2 * MINUTE) >= 0.9 * 2 * 6000
+
+
+async def test_a_reborn_owner_learns_who_holds_what_before_it_grants_again() -> None:
+    service = Service()
+    await service.pass_by(6.0)
+    await flood(service, 30, 4, 60, lambda step: 0, max_prompt_tokens_per_minute=6000)
+    service.owner.be_reborn()
+    await flood(service, 60, 4, 60, lambda step: step % 2, max_prompt_tokens_per_minute=6000)
+    # what the first one has out is more than its part: the second one's part may come on top, once
+    assert service.most_in_a_minute() <= 1.5 * 6000
+    settled = service.clock.now()
+    await flood(service, 2 * MINUTE, 4, 60, lambda step: step % 2, max_prompt_tokens_per_minute=6000)
+    later = [at for at, _ in service.log if at >= settled + MINUTE]
+    assert max(service.let_in(at, at + MINUTE) for at in later) <= 6000
+
+
+async def test_a_dead_replicas_part_goes_to_the_others_once_its_tokens_are_back() -> None:
+    service = Service()
+    await service.pass_by(6.0)
+    await flood(service, 10, 10, 100, lambda step: 0, max_prompt_tokens_per_minute=6000)
+    service.replicas[0].is_dead = True
+    await flood(service, 3 * MINUTE, 10, 100, lambda step: 1, max_prompt_tokens_per_minute=6000)
+    assert service.most_in_a_minute() <= 6000
+    end = service.clock.now()
+    assert service.let_in(end - MINUTE, end) >= 0.98 * 6000
+
+
+async def test_what_was_reserved_and_not_generated_comes_back() -> None:
+    service = Service(1)
+    await service.pass_by(6.0)
+    tenant = new_tenant(max_output_tokens_per_minute=100, max_concurrent_tokens=200)
+    first = service.send(0, tenant, 10, 90)
+    await service.pass_by(1.0)
+    grant = first.result()
+    assert isinstance(grant, Grant)
+    second = service.send(0, tenant, 10, 90)
+    await service.pass_by(1.0)
+    assert isinstance(second.result(), QuotaExceeded)
+    grant.settle(5, True, service.clock.now())
+    third = service.send(0, tenant, 10, 90)
+    await service.pass_by(1.0)
+    grant = third.result()
+    assert isinstance(grant, Grant)
+    grant.settle(0, False, service.clock.now())
+    assert service.replicas[0].leases.all()
+    for lease in service.replicas[0].leases.all():
+        out = lease.bucket.held - lease.bucket.num_free(service.clock.now())
+        assert out == (5 if lease.size == 100 else 0)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2])
+async def test_at_least_nine_in_ten_who_come_back_when_they_were_told_are_let_in(num_replicas: int) -> None:
+    service, chance = Service(num_replicas), random.Random(3)
+    await service.pass_by(6.0)
+    tenant = new_tenant(max_requests_per_minute=60)
+    due: list[tuple[float, int, int]] = []
+    came = let_in = 0
+    for step in range(240):
+        now = service.clock.now()
+        calls = [(call, index) for at, call, index in due if at <= now]
+        due = [item for item in due if item[0] > now]
+        tasks = [(call, index, service.send(index, tenant, 1, 0, call)) for call, index in calls]
+        fresh = []
+        if step < 180 and step % 2 == 0:  # 1.5 times the limit
+            for number in range(3):
+                index = chance.randrange(num_replicas)
+                fresh.append(
+                    (step * 10 + number, index, service.send(index, tenant, 1, 0, step * 10 + number))
+                )
+        await service.pass_by(1.0)
+        await asyncio.gather(*(task for _, _, task in tasks + fresh))
+        came += len(tasks)
+        let_in += sum(isinstance(task.result(), Grant) for _, _, task in tasks)
+        for call, index, task in fresh:
+            if isinstance(refusal := task.result(), QuotaExceeded):
+                after = refusal.details["retry_after_s"]
+                assert isinstance(after, int)
+                due.append((now + after, call, index))
+    assert came > 30
+    assert let_in >= 0.9 * came, f"{let_in} of {came}"
