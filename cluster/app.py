@@ -13,6 +13,7 @@ from cluster.config import BatonConfig, ClusterConfig
 from cluster.router_shell import RouterShell
 from cluster.worker_shell import WorkerShell
 from core.ids import Role
+from core.peer_security import ClusterToken
 
 # a stopping replica first drains, then takes its server and threads down; Serve kills it after both
 _TAKE_DOWN_S = 10.0
@@ -22,11 +23,11 @@ _HEALTH_TIMEOUT_S = 10.0
 _MAX_ONGOING_REQUESTS = 100_000
 
 
-def build_application(config: BatonConfig) -> serve.Application:
-    """The whole graph; Serve starts its deployments side by side."""
+def build_application(config: BatonConfig, token: ClusterToken | None) -> serve.Application:
+    """The whole graph; Serve starts its deployments side by side. `token` goes to each replica."""
     cluster = config.cluster
     pools = [
-        _deployment(WorkerShell, role.value, count, cluster, _worker_actor(cluster)).bind(config, role)
+        _deployment(WorkerShell, role.value, count, cluster, _worker_actor(cluster)).bind(config, role, token)
         for role, count in (
             (Role.PREFILL, cluster.num_prefill_workers),
             (Role.DECODE, cluster.num_decode_workers),
@@ -34,7 +35,7 @@ def build_application(config: BatonConfig) -> serve.Application:
         if count
     ]
     router = _deployment(RouterShell, "router", cluster.num_routers, cluster, {"num_cpus": 0})
-    return router.bind(config, *pools)
+    return router.bind(config, token, *pools)
 
 
 def _deployment(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.loopback import is_loopback
+from cluster.security import SecurityConfig
 from cluster.settings import settings_from_environment, settings_from_file, settings_from_flags
 from core.config import from_mapping, merge
 from core.ids import Role
@@ -78,6 +79,7 @@ class BatonConfig:
     decode: DecodeConfig = field(default_factory=DecodeConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
         host = self.cluster.host
@@ -85,6 +87,13 @@ class BatonConfig:
             raise ValueError(
                 f"cluster.host is {host}, which other machines can reach: set router.tenants.keys_file "
                 "(`baton keys add` writes it) or router.tenants.keys, or listen on 127.0.0.1"
+            )
+
+        is_guarded = self.security.is_token_required or self.security.is_tls
+        if not is_guarded and not self.cluster.is_own:
+            raise ValueError(
+                "security.is_token_required may be false only on one machine or with mutual TLS: the workers "
+                "of a cluster that is joined listen where other machines can reach them"
             )
 
     def engine_of(self, role: Role) -> EngineConfig:

@@ -19,7 +19,7 @@ from typing import Any
 
 from cluster.ports import free_ports
 from cluster.processes import end_processes, processes_of_run
-from cluster.ray_environment import IngressPorts, serve_environment
+from cluster.ray_environment import IngressPorts, auth_environment, serve_environment
 
 APP_NAME = "baton"
 OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; Ray's minimum is 75 MiB
@@ -65,6 +65,7 @@ class RayCluster:
     def _start(self) -> None:
         ports = IngressPorts(*free_ports(self._host, IngressPorts.COUNT))
         os.environ.update(serve_environment(self._run_dir, ports))
+        os.environ.update(auth_environment(self._address == "local", os.environ))
         import ray
         from ray import serve
 

@@ -6,11 +6,14 @@ ray`. Owns which ones and why; pure. `docs/decisions.md` has the measurements.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 # an open stream survives a reload of HAProxy this long; longer than any request's deadline
 HARD_STOP_AFTER_S = 7200
+
+_AUTH_MODE = "RAY_AUTH_MODE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,17 @@ class IngressPorts:
     fallback_grpc: int
 
     COUNT = 4
+
+
+def auth_environment(is_own: bool, environment: Mapping[str, str]) -> dict[str, str]:
+    """Whoever reaches Ray's ports can run code: it asks for its token (~/.ray/auth_token), always.
+
+    Chosen here, for by itself Ray asks only where a token happens to lie. A cluster that is joined was
+    started by others: `environment` may say how.
+    """
+    if not is_own and environment.get(_AUTH_MODE):
+        return {}
+    return {_AUTH_MODE: "token"}
 
 
 def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
@@ -60,7 +74,5 @@ def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
         "RAY_SERVE_LOG_TO_STDERR": "0",
         # Ray would kill router, proxies and workers when *other* programs fill this machine's memory
         "RAY_memory_monitor_refresh_ms": "0",
-        # whoever reaches Ray's ports could run code: a token is required, also on this machine
-        "RAY_AUTH_MODE": "token",
         "RAY_USAGE_STATS_ENABLED": "0",
     }

@@ -20,9 +20,11 @@ from cluster.ports import choose_port
 from cluster.ray_cluster import RayCluster, StartFailed
 from cluster.run_directory import ServeNote, create_run_directory, remove_run_directory, write_note
 from cluster.sample import QUESTION, curl_line, stream_sample, wait_until_ready
+from cluster.security import peer_security, start_token
 from cluster.steps import Steps
 from cluster.stopper import Stopper, StopRequested
 from core.errors import ServingError
+from core.peer_security import ClusterToken
 
 _STATUS_PERIOD_S = 0.5
 
@@ -33,6 +35,9 @@ def serve(config: BatonConfig, console: Console) -> int:
     After a failed start the run's folder stays, with Ray's logs in it, until `baton stop` clears it away.
     """
     config, api_key = with_start_key(config)
+    token = start_token(config.security, os.environ)
+    if config.cluster.is_own:
+        peer_security(config.security, token)  # a missing file ends the start here instead of in each process
     stopper = Stopper()
     stopper.install()
     run_dir = create_run_directory()
@@ -46,7 +51,7 @@ def serve(config: BatonConfig, console: Console) -> int:
             steps = Steps(console)
             config = prepare_model(config, steps)
             cluster = RayCluster(run_dir, config.cluster.ray_address, config.cluster.host, port)
-            _start(cluster, config, steps, stopper)
+            _start(cluster, config, token, steps, stopper)
             model = _await_answer(config, url, steps, api_key)
             show_service(console, url, model, api_key)
         stopper.requested.wait()
@@ -80,13 +85,15 @@ def show_service(console: Console, url: str, model: str, api_key: str | None = N
     console.print("\n\n[dim]Ctrl-C stops it.[/]", highlight=False)
 
 
-def _start(cluster: RayCluster, config: BatonConfig, steps: Steps, stopper: Stopper) -> None:
+def _start(
+    cluster: RayCluster, config: BatonConfig, token: ClusterToken | None, steps: Steps, stopper: Stopper
+) -> None:
     with steps.step("starting Ray"):
         cluster.start()
     from cluster.app import build_application
 
     with steps.step("starting router and workers") as tell:
-        cluster.deploy(build_application(config))
+        cluster.deploy(build_application(config, token))
         deadline = time.monotonic() + config.cluster.start_timeout_s
         while not cluster.is_running():
             if time.monotonic() > deadline:

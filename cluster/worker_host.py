@@ -17,6 +17,7 @@ from cluster.workers import GrpcServer, build_worker, load_runner, serve_worker
 from core.clock import MonotonicClock
 from core.errors import WorkerError
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
+from core.peer_security import PeerSecurity
 from core.worker_status import Announcement
 from kv_transfer.shm_transport import connect_as_configured
 
@@ -37,16 +38,23 @@ class WorkerHost:
     """A running worker that listens on `host` (port of the system's choice) and announces itself."""
 
     def __init__(
-        self, config: BatonConfig, role: Role, worker_id: WorkerId, host: str, herald: Herald
+        self,
+        config: BatonConfig,
+        role: Role,
+        worker_id: WorkerId,
+        host: str,
+        herald: Herald,
+        security: PeerSecurity,
     ) -> None:
         """Loads the model and starts everything; the worker is known to the routers soon after. Takes
         seconds.
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
         runner = load_runner(config, role)
-        connect = connect_as_configured(config.prefill.bridge)
+        connect = connect_as_configured(config.prefill.bridge, security)
         self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
         self._herald = herald
+        self._security = security
         self._announcing: asyncio.Task[None] | None = None
         self._io = IoThread(f"io {worker_id}")
         try:
@@ -57,7 +65,7 @@ class WorkerHost:
 
     async def _start(self, host: str, ref: WorkerRef) -> tuple[GrpcServer, WorkerRef]:
         await self._worker.start()
-        server, port = await serve_worker(self._worker, host)
+        server, port = await serve_worker(self._worker, host, self._security)
         self.ref = dataclasses.replace(ref, address=f"{host}:{port}")
         self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement))
         return server, self.ref

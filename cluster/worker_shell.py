@@ -13,7 +13,9 @@ from ray import serve
 
 from cluster.config import BatonConfig
 from cluster.registry import RegistryClient, RegistryHerald
+from cluster.security import peer_security
 from core.ids import Role, WorkerId
+from core.peer_security import ClusterToken
 
 _LOOPBACK = "127.0.0.1"
 
@@ -21,7 +23,7 @@ _LOOPBACK = "127.0.0.1"
 class WorkerShell:
     """One worker process of the pool `role`."""
 
-    def __init__(self, config: BatonConfig, role: Role) -> None:
+    def __init__(self, config: BatonConfig, role: Role, token: ClusterToken | None) -> None:
         # Imported here: the process that deploys and the router's have no use for torch.
         from cluster.worker_host import WorkerHost
 
@@ -34,6 +36,7 @@ class WorkerShell:
             WorkerId(f"{role.value}-{replica.unique_id}"),
             host=_LOOPBACK if config.cluster.is_own else ray.util.get_node_ip_address(),
             herald=RegistryHerald(RegistryClient()),
+            security=peer_security(config.security, token),
         )
 
     def check_health(self) -> None:

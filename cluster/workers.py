@@ -9,6 +9,7 @@ import prefill_worker.service
 from cluster.config import BatonConfig
 from core.clock import Clock
 from core.ids import Role, WorkerRef
+from core.peer_security import PeerSecurity
 from decode_worker.worker import DecodeWorker
 from engine.runner import ModelRunner
 from engine.step import StepLimits
@@ -45,8 +46,8 @@ def build_worker(
     return DecodeWorker(runner, config.decode, ref, clock)
 
 
-async def serve_worker(worker: AnyWorker, host: str) -> tuple[GrpcServer, int]:
-    """Listen on a free port of `host`; returns the server and the port."""
+async def serve_worker(worker: AnyWorker, host: str, security: PeerSecurity) -> tuple[GrpcServer, int]:
+    """Listen on a free port of `host` for those whom `security` admits; returns the server and the port."""
     if isinstance(worker, PrefillWorker):
-        return await prefill_worker.service.serve(worker, host)
-    return await decode_worker.service.serve(worker, host)
+        return await prefill_worker.service.serve(worker, host, security)
+    return await decode_worker.service.serve(worker, host, security)

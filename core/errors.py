@@ -149,6 +149,12 @@ class WorkerLost(WorkerError):
     code = "worker_lost"
 
 
+class Unauthenticated(WorkerError):
+    """The caller did not show the receiver's cluster token: it belongs to another cluster, or to none."""
+
+    code = "unauthenticated"
+
+
 class WorkerDraining(WorkerError):
     """The worker takes no new work; what runs on it must move."""
 

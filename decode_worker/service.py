@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import grpc.aio
 
+from core.peer_security import PeerSecurity
 from decode_worker.worker import DecodeWorker
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
 from protos.service import serve_worker
 
 
-async def serve(worker: DecodeWorker, host: str) -> tuple[grpc.aio.Server, int]:
-    """Serve `worker` and its receiver on a free port of `host`; returns the started server and its port.
+async def serve(worker: DecodeWorker, host: str, security: PeerSecurity) -> tuple[grpc.aio.Server, int]:
+    """Serve `worker` and its receiver on a free port of `host` to those whom `security` admits.
 
-    Raises InvalidConfig where shared memory is required and cannot be had.
+    Returns the started server and its port. Raises InvalidConfig where shared memory is required and cannot
+    be had.
     """
     worker.offer_shared_memory()
     return await serve_worker(
-        worker, host, add_services=lambda server: add_kv_transfer_servicer(server, worker.receiver)
+        worker,
+        host,
+        security,
+        add_services=lambda server: add_kv_transfer_servicer(server, worker.receiver),
     )

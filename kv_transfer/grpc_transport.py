@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -25,12 +26,13 @@ from core.errors import (
 )
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerId, WorkerRef
+from core.peer_security import PeerSecurity
 from kv_transfer.receiver import Receiver
 from kv_transfer.staging_codec import offer_reply, offered_staging
 from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, OfferedStaging
 from protos import kv_transfer_pb2 as pb
 from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
-from protos.grpc_options import CHANNEL_OPTIONS
+from protos.grpc_options import channel_options
 from protos.transfer_codec import offer_request, offered_ticket, ticket_id_bytes, time_left
 
 SERVICE = "baton.kv_transfer.KVTransfer"
@@ -39,6 +41,8 @@ __all__ = ["GrpcTransport", "add_kv_transfer_servicer", "serving_error"]
 
 T = TypeVar("T")
 
+_NOTHING_TO_SHOW = PeerSecurity()
+
 
 class GrpcTransport:
     """One HTTP/2 connection to one decode worker."""
@@ -46,9 +50,10 @@ class GrpcTransport:
     name = "grpc"
     carriage = Carriage()
 
-    def __init__(self, ref: WorkerRef) -> None:
+    def __init__(self, ref: WorkerRef, security: PeerSecurity = _NOTHING_TO_SHOW) -> None:
         self._worker_id = ref.worker_id
-        self._channel = _open_channel(ref.address)
+        self._metadata = security.metadata
+        self._channel = _open_channel(ref.address, security)
         self._offer = self._unary("Offer", pb.OfferRequest, pb.OfferReply)
         self._commit = self._unary("Commit", pb.CommitRequest, pb.CommitReply)
         self._abort = self._unary("Abort", pb.AbortRequest, pb.AbortReply)
@@ -70,7 +75,7 @@ class GrpcTransport:
         """Payloads travel in their frames."""
 
     async def open_push(self) -> GrpcPush:
-        return GrpcPush(self._push(), self._worker_id)
+        return GrpcPush(self._push(metadata=self._metadata), self._worker_id)
 
     async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt:
         request = pb.CommitRequest(
@@ -104,11 +109,12 @@ class GrpcTransport:
         await self._channel.close()
 
     def _unary(self, method: str, request: Any, reply: Any) -> Any:
-        return self._channel.unary_unary(
+        call = self._channel.unary_unary(
             f"/{SERVICE}/{method}",
             request_serializer=request.SerializeToString,
             response_deserializer=reply.FromString,
         )
+        return partial(call, metadata=self._metadata)
 
     async def _call(self, call: Awaitable[T]) -> T:
         try:
@@ -146,9 +152,13 @@ class GrpcPush:
         self._call.cancel()
 
 
-def _open_channel(address: str) -> Any:
+def _open_channel(address: str, security: PeerSecurity) -> Any:
     """The published type stubs of grpc.aio are incomplete, hence Any for channels and calls."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    options, tls = channel_options(security), security.tls
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 def serving_error(error: grpc.aio.AioRpcError, worker_id: WorkerId) -> ServingError:

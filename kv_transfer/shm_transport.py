@@ -7,18 +7,23 @@ the IO loop.
 from __future__ import annotations
 
 from core.ids import Epoch, WorkerRef
+from core.peer_security import PeerSecurity
 from kv_transfer.config import BridgeConfig, SharedMemory
 from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.shm_handshake import Attachment, attach
 from kv_transfer.staged_transport import StagedTransport, StagingWish
 from kv_transfer.transport import SHM, Connect, OfferedStaging, StagingAddress
 
+_NOTHING_TO_SHOW = PeerSecurity()
 
-def connect_as_configured(config: BridgeConfig) -> Connect:
-    """Transports between processes, as `config.shm` says."""
+
+def connect_as_configured(config: BridgeConfig, security: PeerSecurity = _NOTHING_TO_SHOW) -> Connect:
+    """Transports between processes, as `config.shm` says. Decode tells where its memory is in a reply to an
+    offer, so only to those who have shown what `security` holds.
+    """
     if config.shm is SharedMemory.NEVER:
-        return GrpcTransport
-    return lambda ref: ShmTransport(ref, config)
+        return lambda ref: GrpcTransport(ref, security)
+    return lambda ref: ShmTransport(ref, config, security)
 
 
 class ShmTransport(StagedTransport):
@@ -26,7 +31,9 @@ class ShmTransport(StagedTransport):
 
     name = SHM
 
-    def __init__(self, ref: WorkerRef, config: BridgeConfig) -> None:
+    def __init__(
+        self, ref: WorkerRef, config: BridgeConfig, security: PeerSecurity = _NOTHING_TO_SHOW
+    ) -> None:
         wish = StagingWish(
             config.staging_bytes,
             config.staged_frame_bytes,
@@ -34,7 +41,7 @@ class ShmTransport(StagedTransport):
             config.attach_s,
             config.attach_again_s,
         )
-        super().__init__(GrpcTransport(ref), wish)
+        super().__init__(GrpcTransport(ref, security), wish)
 
     def address(self, offered: OfferedStaging) -> StagingAddress | None:
         return offered.shm

@@ -5,6 +5,8 @@ Values only; no gRPC is imported here.
 
 from __future__ import annotations
 
+from core.peer_security import PeerSecurity
+
 _UNLIMITED = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
@@ -34,3 +36,9 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 0),
 ]
+
+
+def channel_options(security: PeerSecurity) -> list[tuple[str, int | str]]:
+    """CHANNEL_OPTIONS, and whose certificate is expected."""
+    name = None if security.tls is None else security.tls.server_name
+    return [*CHANNEL_OPTIONS, *([("grpc.ssl_target_name_override", name)] if name is not None else [])]

@@ -1,23 +1,24 @@
 """The gRPC face of a worker: decode, check the epoch, call, encode.
 
-Owns the check of the receiver's epoch and the translation of errors into status codes and the
-`baton-error-bin` trailer; no policy. Serves any object with the workers' surface, whatever its role: a
+Owns the check of who calls and of the receiver's epoch, and the translation of errors into status codes and
+the `baton-error-bin` trailer; no policy. Serves any object with the workers' surface, whatever its role: a
 phase that it lacks answers with the error that the worker raises. Runs on the IO loop.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 import grpc.aio
 
-from core.errors import ServingError, StaleEpoch
+from core.errors import ServingError, StaleEpoch, Unauthenticated
 from core.ids import WorkerRef
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.peer_security import TOKEN_METADATA_KEY, ClusterToken, PeerSecurity
 from protos import codec
 from protos import inference_pb2 as pb
 from protos.grpc_options import SERVER_OPTIONS
@@ -57,19 +58,58 @@ class ServedWorker(Protocol):
 
 
 async def serve_worker(
-    worker: ServedWorker, host: str, add_services: Callable[[grpc.aio.Server], None] | None = None
+    worker: ServedWorker,
+    host: str,
+    security: PeerSecurity,
+    add_services: Callable[[grpc.aio.Server], None] | None = None,
 ) -> tuple[grpc.aio.Server, int]:
-    """Serve `worker`, and what `add_services` adds, on a free port of `host`.
+    """Serve `worker`, and what `add_services` adds, on a free port of `host` to those whom `security` admits.
 
     Returns the started server and its port. Raises RuntimeError when the host cannot be bound.
     """
-    server = grpc.aio.server(options=SERVER_OPTIONS)
+    guards = [] if security.token is None else [TokenGuard(security.token)]
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=guards)
     add_WorkerServicer_to_server(WorkerService(worker), server)  # type: ignore[no-untyped-call]
     if add_services is not None:
         add_services(server)
-    port = server.add_insecure_port(f"[{host}]:0" if ":" in host else f"{host}:0")
+    port = _listen(server, f"[{host}]:0" if ":" in host else f"{host}:0", security)
     await server.start()
     return server, port
+
+
+def _listen(server: grpc.aio.Server, address: str, security: PeerSecurity) -> int:
+    """The port that was bound; with TLS, callers must show a certificate of the authority too."""
+    tls = security.tls
+    if tls is None:
+        return server.add_insecure_port(address)
+    credentials = grpc.ssl_server_credentials(
+        [(tls.key, tls.certificate)], root_certificates=tls.authority, require_client_auth=True
+    )
+    return server.add_secure_port(address, credentials)
+
+
+class TokenGuard(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Lets a call in that shows the token; any other ends with UNAUTHENTICATED before a byte of it is read.
+
+    Asked once for each call, not for each message of a stream.
+    """
+
+    def __init__(self, token: ClusterToken) -> None:
+        self._token = token
+        # whatever the method's kind: a handler of streams reads nothing unless it wants to
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        for key, value in handler_call_details.invocation_metadata:
+            if key == TOKEN_METADATA_KEY and self._token.matches(value):
+                return await continuation(handler_call_details)
+        return self._refusal
+
+
+async def _refuse(messages: AsyncIterator[bytes], context: Context) -> None:
+    await _abort(context, Unauthenticated("the call does not carry this cluster's token"))
 
 
 class WorkerService(WorkerServicer):
@@ -149,4 +189,7 @@ async def _encoded(events: AsyncIterator[E], encode: Callable[[E], M]) -> AsyncI
 
 async def _abort(context: Context, error: ServingError) -> NoReturn:
     context.set_trailing_metadata(((codec.ERROR_METADATA_KEY, codec.encode_error(error)),))
-    await context.abort(_STATUS.get(error.http_status, grpc.StatusCode.INTERNAL), error.code)
+    status = _STATUS.get(error.http_status, grpc.StatusCode.INTERNAL)
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED if isinstance(error, Unauthenticated) else status, error.code
+    )

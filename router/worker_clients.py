@@ -17,9 +17,10 @@ import grpc.aio
 from core.errors import DeadlineExceeded, RequestError, ServingError, WorkerError, WorkerLost
 from core.ids import WorkerRef
 from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.peer_security import PeerSecurity
 from protos import codec
 from protos import inference_pb2 as pb
-from protos.grpc_options import CHANNEL_OPTIONS
+from protos.grpc_options import channel_options
 from protos.inference_pb2_grpc import WorkerStub
 
 M = TypeVar("M")
@@ -28,6 +29,7 @@ T = TypeVar("T")
 # a worker answers "too late" itself; this is for one that does not answer at all
 _GRACE_S = 1.0
 _METRICS_TIMEOUT_S = 5.0
+_NOTHING_TO_SHOW = PeerSecurity()
 
 
 class GrpcWorker:
@@ -35,22 +37,30 @@ class GrpcWorker:
     for.
     """
 
-    def __init__(self, ref: WorkerRef) -> None:
+    def __init__(self, ref: WorkerRef, security: PeerSecurity = _NOTHING_TO_SHOW) -> None:
         self._ref = ref
         self._is_closed = False
-        self._channel = grpc.aio.insecure_channel(ref.address, options=CHANNEL_OPTIONS)
+        self._metadata = security.metadata
+        options, tls = channel_options(security), security.tls
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(ref.address, options=options)
+        else:
+            credentials = grpc.ssl_channel_credentials(tls.authority, tls.key, tls.certificate)
+            self._channel = grpc.aio.secure_channel(ref.address, credentials, options=options)
         self._stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         message = codec.prefill_request(job, self._ref.epoch)
         with self._translated():
-            reply = await self._stub.Prefill(message, timeout=job.time_left_s + _GRACE_S)
+            reply = await self._stub.Prefill(
+                message, timeout=job.time_left_s + _GRACE_S, metadata=self._metadata
+            )
         return self._read(codec.prefill_result, reply)
 
     async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         message = codec.generate_request(job, self._ref.epoch)
         with self._translated():
-            call = self._stub.Generate(message, timeout=job.time_left_s + _GRACE_S)
+            call = self._stub.Generate(message, timeout=job.time_left_s + _GRACE_S, metadata=self._metadata)
             try:
                 async for reply in call:
                     yield self._read(codec.decode_generate_event, reply)
@@ -59,11 +69,12 @@ class GrpcWorker:
 
     async def cancel(self, job: CancelJob) -> None:
         with self._translated():
-            await self._stub.Cancel(codec.cancel_request(job, self._ref.epoch))
+            await self._stub.Cancel(codec.cancel_request(job, self._ref.epoch), metadata=self._metadata)
 
     async def watch(self) -> AsyncIterator[WatchEvent]:
         with self._translated():
-            call = self._stub.Watch(pb.WatchRequest(receiver_epoch=self._ref.epoch))
+            message = pb.WatchRequest(receiver_epoch=self._ref.epoch)
+            call = self._stub.Watch(message, metadata=self._metadata)
             try:
                 async for reply in call:
                     yield self._read(codec.decode_watch_event, reply)
@@ -73,7 +84,7 @@ class GrpcWorker:
     async def metrics(self) -> bytes:
         message = pb.MetricsRequest(receiver_epoch=self._ref.epoch)
         with self._translated():
-            reply = await self._stub.Metrics(message, timeout=_METRICS_TIMEOUT_S)
+            reply = await self._stub.Metrics(message, timeout=_METRICS_TIMEOUT_S, metadata=self._metadata)
         exposition: bytes = reply.exposition
         return exposition
 

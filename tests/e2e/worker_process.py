@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 
 from cluster.config import config_from_settings
+from cluster.security import peer_security
 from cluster.worker_host import WorkerHost
 from core.ids import Role, WorkerId
 from core.worker_status import Announcement
@@ -37,7 +38,14 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     role = Role(spec["role"])
     config = config_from_settings(spec["settings"])
-    host = WorkerHost(config, role, WorkerId(spec["worker_id"]), host="127.0.0.1", herald=PrintingHerald())
+    host = WorkerHost(
+        config,
+        role,
+        WorkerId(spec["worker_id"]),
+        host="127.0.0.1",
+        herald=PrintingHerald(),
+        security=peer_security(config.security, None),
+    )
     sys.stdin.read()
     asyncio.run(host.stop(1.0))
 

@@ -13,6 +13,7 @@ import pytest
 from core.errors import ContextTooLong, InvalidRequest, ServingError, StaleEpoch
 from core.ids import Epoch, new_ticket_id
 from core.jobs import CancelJob, PrefillJob, SampleStart
+from core.peer_security import PeerSecurity
 from decode_worker.service import serve
 from protos import codec
 from protos import inference_pb2 as pb
@@ -50,7 +51,7 @@ async def open_client() -> AsyncIterator[Any]:
     opened: list[Any] = []
 
     async def make(site: Site) -> Client:
-        server, port = await serve(site.worker, "127.0.0.1")
+        server, port = await serve(site.worker, "127.0.0.1", PeerSecurity())
         channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
         opened.append((server, channel))
         stub = WorkerStub(channel)  # type: ignore[no-untyped-call]

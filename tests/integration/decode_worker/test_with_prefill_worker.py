@@ -18,6 +18,7 @@ from core.clock import MonotonicClock
 from core.errors import ServingError
 from core.ids import RequestId, Role, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.jobs import CancelJob, GenerateJob, PrefillJob, SampleStart
+from core.peer_security import PeerSecurity
 from core.request import Request, SamplingParams
 from decode_worker.config import DecodeConfig
 from decode_worker.service import serve
@@ -77,7 +78,7 @@ async def pair(loaded: LoadedModel, checkpoint: Path, request: pytest.FixtureReq
     ref = WorkerRef(WorkerId("d"), Role.DECODE, new_epoch(), "")
     decode = DecodeWorker(runners[1], DecodeConfig(), ref, clock)
     await decode.start()
-    server, port = await serve(decode, "127.0.0.1")
+    server, port = await serve(decode, "127.0.0.1", PeerSecurity())
     decode.ref = replace(ref, address=f"127.0.0.1:{port}")
     own = WorkerRef(WorkerId("p"), Role.PREFILL, new_epoch(), "")
     shm = SharedMemory.REQUIRED if request.param == "shm" else SharedMemory.NEVER

@@ -12,6 +12,7 @@ import pytest
 from core.errors import ContextTooLong, InvalidRequest, ReservationRefused, ServingError, StaleEpoch
 from core.ids import Epoch
 from core.jobs import CancelJob, GenerateJob, SampleStart
+from core.peer_security import PeerSecurity
 from prefill_worker.service import serve
 from protos import codec
 from protos import inference_pb2 as pb
@@ -28,7 +29,7 @@ async def site(make_site: MakeSite) -> Site:
 
 @pytest.fixture
 async def stub(site: Site) -> AsyncIterator[WorkerStub]:
-    server, port = await serve(site.worker, "127.0.0.1")
+    server, port = await serve(site.worker, "127.0.0.1", PeerSecurity())
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield WorkerStub(channel)
     await server.stop(grace=None)

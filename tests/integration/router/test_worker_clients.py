@@ -23,6 +23,7 @@ from core.errors import (
 )
 from core.ids import Epoch, RequestId, Role, TicketId
 from core.jobs import CancelJob, GenerateJob, PrefillJob, SampleStart
+from core.peer_security import PeerSecurity
 from protos.service import serve_worker
 from router.worker_clients import GrpcWorker
 from tests.unit.router.scripted import ScriptedWorker, answer, new_request, new_status
@@ -46,7 +47,7 @@ class Line:
 @pytest.fixture
 async def line() -> AsyncIterator[Line]:
     worker = ScriptedWorker(Role.DECODE, "d", epoch=7)
-    server, port = await serve_worker(worker, "127.0.0.1")
+    server, port = await serve_worker(worker, "127.0.0.1", PeerSecurity())
     worker.ref = replace(worker.ref, address=f"127.0.0.1:{port}")
     client = GrpcWorker(worker.ref)
     yield Line(worker, server, client)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ray_environment import IngressPorts, serve_environment
+from cluster.ray_environment import IngressPorts, auth_environment, serve_environment
 from cluster.run_directory import MAX_ROOT_LENGTH
 
 PORTS = IngressPorts(metrics=1001, stats=1002, fallback_http=1003, fallback_grpc=1004)
@@ -21,12 +21,18 @@ def ray_source(path: str) -> str:
 def test_every_variable_is_one_that_the_installed_ray_reads(name: str) -> None:
     if name.startswith("RAY_SERVE_"):
         assert f'"{name}"' in ray_source("ray/serve/_private/constants.py")
-    elif name == "RAY_AUTH_MODE":
-        assert f'"{name}"' in ray_source("ray/_private/authentication/authentication_token_setup.py")
     elif name == "RAY_USAGE_STATS_ENABLED":
         assert f'"{name}"' in ray_source("ray/_common/usage/usage_constants.py")
     else:
         assert name == "RAY_memory_monitor_refresh_ms"  # read by Ray's core, which is not Python
+
+
+def test_ray_is_told_to_ask_for_its_token_unless_who_started_it_chose_otherwise() -> None:
+    assert '"RAY_AUTH_MODE"' in ray_source("ray/_private/authentication/authentication_token_setup.py")
+    assert auth_environment(True, {}) == {"RAY_AUTH_MODE": "token"}
+    assert auth_environment(True, {"RAY_AUTH_MODE": "disabled"}) == {"RAY_AUTH_MODE": "token"}
+    assert auth_environment(False, {}) == {"RAY_AUTH_MODE": "token"}
+    assert auth_environment(False, {"RAY_AUTH_MODE": "disabled"}) == {}
 
 
 def test_every_port_that_serve_would_share_with_another_cluster_is_ours() -> None:
