@@ -183,7 +183,7 @@ class DecodeLoop:
         now = self._clock.now()
         self.progress_at = now
         self._metrics.observe_step(now - before, sum(chunks))
-        self._costs.observe(now - before, StepWork(sum(chunks), num_streams), self._runner.is_beside)
+        self._costs.observe(now - before, StepWork(sum(chunks), num_streams), self._runner.was_beside)
         self._observe_slots(now)
         self._metrics.observe_status(self.status())
         return True

@@ -37,17 +37,24 @@ class CoreShare:
         self._folder = folder or Path(tempfile.gettempdir()) / f"baton-cores-{os.getuid()}"
         self._others: dict[str, memoryview] = {}
         self._looked_at = -_LOOK_PERIOD_NS
+        self.was_beside: bool | None = False
+        """Whether another worker computed while the last step ran; None: for a part of it only."""
         self._join()
 
     @contextmanager
     def step(self) -> Iterator[int]:
         """While the body runs this worker counts as computing; gives the number of threads to use."""
         self._own[_IS_STEPPING] = 1
+        began_at = time.monotonic_ns()
+        num_threads = self._num_threads(began_at)
+        was_busy = bool(self._busy(began_at))
         try:
-            yield self._num_threads(time.monotonic_ns())
+            yield num_threads
         finally:
-            self._own[_ENDED_AT] = time.monotonic_ns()
+            ended_at = time.monotonic_ns()
+            self._own[_ENDED_AT] = ended_at
             self._own[_IS_STEPPING] = 0
+            self.was_beside = self._was_beside(was_busy, began_at, ended_at)
 
     def close(self) -> None:
         """Leave. Safe to call twice; also happens when this object or the process ends."""
@@ -68,16 +75,26 @@ class CoreShare:
             # no descriptor left, a folder that was cleaned away: no step fails for want of a look
             with contextlib.suppress(OSError):
                 self._look()
-        busy = [
-            name
-            for name, words in self._others.items()
-            if words[_IS_STEPPING] or now - words[_ENDED_AT] < _LINGER_NS
-        ]
+        busy = self._busy(now)
         if not busy:
             return self._num_cores
         part, rest = divmod(self._num_cores, len(busy) + 1)
         rank = sum(name < self._path.name for name in busy)
         return max(1, part + (rank < rest))
+
+    def _was_beside(self, was_busy: bool, began_at: int, ended_at: int) -> bool | None:
+        if was_busy:
+            return True if self._busy(ended_at) else None
+        has_come = any(words[_IS_STEPPING] or words[_ENDED_AT] > began_at for words in self._others.values())
+        return None if has_come else False
+
+    def _busy(self, now: int) -> list[str]:
+        """The others that compute, or will again at once."""
+        return [
+            name
+            for name, words in self._others.items()
+            if words[_IS_STEPPING] or now - words[_ENDED_AT] < _LINGER_NS
+        ]
 
     def _look(self) -> None:
         """Find who came, and clear away what the dead have left. Somebody may have cleared our own away."""

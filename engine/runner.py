@@ -77,8 +77,6 @@ class ModelRunner:
         self._cores = _core_share(config, loaded)
         self.num_shared_cores = usable_cores() if loaded.device.type == "cpu" and not config.threads else 0
         """Cores that other workers of the host may take from a step; 0: its speed does not depend on them."""
-        self.is_beside = False
-        """Whether the last step had to leave cores to another worker's."""
 
     @classmethod
     def load(
@@ -103,10 +101,14 @@ class ModelRunner:
         penalized, since penalties are computed from the tokens that the host knows.
         """
         with self._core_part() as num_threads:
-            self.is_beside = 0 < num_threads < self.num_shared_cores
             if num_threads and num_threads != torch.get_num_threads():
                 torch.set_num_threads(num_threads)
             return self._start(plan)
+
+    @property
+    def was_beside(self) -> bool | None:
+        """Whether the last step shared the cores with another worker's; None: for a part of it only."""
+        return False if self._cores is None else self._cores.was_beside
 
     def _core_part(self) -> AbstractContextManager[int]:
         return nullcontext(0) if self._cores is None else self._cores.step()

@@ -30,9 +30,12 @@ class StepCosts:
     def __init__(self) -> None:
         self._alone, self._beside = _Lines(), _Lines()
 
-    def observe(self, seconds: float, work: StepWork, is_beside: bool) -> None:
-        """A step took `seconds`; `is_beside`: it had to share the host's cores."""
-        (self._beside if is_beside else self._alone).observe(seconds, work)
+    def observe(self, seconds: float, work: StepWork, was_beside: bool | None) -> None:
+        """A step took `seconds`; `was_beside`: it had to share the host's cores. None, for a part of its time,
+        says nothing about either price.
+        """
+        if was_beside is not None:
+            (self._beside if was_beside else self._alone).observe(seconds, work)
 
     @property
     def alone(self) -> StepCost:

@@ -139,7 +139,7 @@ class PrefillLoop:
         now = self._clock.now()
         self.progress_at = now
         self._metrics.observe_step(now - before, plan.step.num_tokens)
-        self._costs.observe(now - before, StepWork(plan.step.num_tokens, 0), self._runner.is_beside)
+        self._costs.observe(now - before, StepWork(plan.step.num_tokens, 0), self._runner.was_beside)
         self._observe_slots(now)
         self._metrics.observe_status(self.status())
         return True

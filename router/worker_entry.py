@@ -160,18 +160,18 @@ class WorkerEntry:
         return best
 
     def take_status(self, status: WorkerStatus) -> None:
-        """What the worker has beyond this router's load was placed by others. Load that is on its way is in
-        both counts or in ours alone, so that others' is never taken for more than it is for long.
+        """What the worker has beyond this router's load was placed by others. What of ours is still on its way
+        hides as much of theirs, until the next status.
         """
         self.status = status
         num_unread = status.num_waiting_tokens + max(0, status.num_running_tokens - status.num_running)
         num_streams = status.num_running if status.ref.role is Role.DECODE else 0
+        num_seqs = status.num_waiting + status.num_running
         own = self._own
-        self._foreign = _Load(
-            num_tokens=max(0, num_unread - own.num_tokens),
-            num_seqs=max(0, status.num_waiting + status.num_running - own.num_seqs),
-            num_streams=max(0, num_streams - own.num_seqs),
-        )
+        num_foreign = max(0, num_seqs - own.num_seqs)
+        # the worker's count of our own tokens may be larger than ours: it does not know what will be cached
+        num_tokens = min(num_unread - own.num_tokens, num_unread * num_foreign // max(1, num_seqs))
+        self._foreign = _Load(max(0, num_tokens), num_foreign, max(0, num_streams - own.num_seqs))
         self._num_pending_blocks = 0
 
     def on_abandon(self, call: Callable[[], object]) -> Callable[[], None]:

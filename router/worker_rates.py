@@ -15,14 +15,14 @@ from router.speeds import Handoff
 
 _WEIGHT = 0.1  # of the newest observation
 _MIN_PREDICTED_TOKENS = 16  # fewer say nothing about the credit
-_MAX_LOG_PACE = math.log(2.0)
+_MAX_LOG_PACE = math.log(1.5)
 _TYPICAL_BYTES = 1e7
 _SEED_BYTES = 1e7
 
 
 class WorkerRates:
     """`credit`: the share of predicted cached tokens that was found. `pace`: actual by predicted time of
-    reading, 1/2 to 2.
+    reading, 2/3 to 3/2.
     """
 
     def __init__(self) -> None:

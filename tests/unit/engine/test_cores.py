@@ -47,6 +47,28 @@ def test_idle_workers_take_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert num_threads == 4
 
 
+def test_a_step_is_alone_or_beside_others_only_if_it_was_from_beginning_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = CoreShare(4, tmp_path / "c"), CoreShare(4, tmp_path / "c")
+    monkeypatch.setattr(cores, "_LINGER_NS", 0)
+    with one.step():
+        pass
+    assert one.was_beside is False
+    with other.step(), one.step():
+        pass
+    assert one.was_beside is True
+    assert other.was_beside is None, "the other came later"
+    with one.step(), other.step():
+        pass
+    assert one.was_beside is None, "the other came and went meanwhile"
+    with ExitStack() as stack:
+        stack.enter_context(other.step())
+        with one.step():
+            stack.close()
+    assert one.was_beside is None, "the other left"
+
+
 @pytest.mark.parametrize(("num_cores", "num_workers"), [(2, 2), (8, 3), (5, 2), (2, 3), (1, 2)])
 def test_all_cores_are_given_out_and_everyone_has_one(
     tmp_path: Path, num_cores: int, num_workers: int

@@ -46,3 +46,6 @@ def test_steps_beside_another_worker_are_kept_apart() -> None:
         costs.observe(0.02 + 0.002 * num_streams, StepWork(0, num_streams), True)
     assert costs.beside.stream_s == pytest.approx(2 * costs.alone.stream_s)
     assert costs.beside.prefill_s == 0.0
+    known = costs.alone, costs.beside
+    costs.observe(5.0, StepWork(0, 4), None)
+    assert (costs.alone, costs.beside) == known
