@@ -17,7 +17,7 @@ from pathlib import Path
 
 from engine.model.bundled import cache_folder
 
-_SOURCES = ("ops.cpp", "kernels.h", "team.h")
+_SOURCES = ("ops.cpp", "kernels.h", "linear.h", "attention.h", "team.h")
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-ffp-contract=off", "-fno-math-errno")
 _TIMEOUT_S = 600.0
 

@@ -186,10 +186,9 @@ static inline void load_nibbles(const uint8_t* p, int half, F& a, F& b) {
   a = _mm256_cvtepi32_ps(low);
   b = _mm256_cvtepi32_ps(high);
 }
-// W rows of W floats to columns: out[c * out_stride + r] = rows[r][c]
-static inline void transpose(const float* const* rows, long at, float* out, long out_stride) {
-  F r[8], s[8];
-  for (int i = 0; i < 8; i++) r[i] = load(rows[i] + at);
+// W rows of W floats to columns: out[c * out_stride + row] = r[row][c]
+static inline void transpose(F (&r)[W], float* out, long out_stride) {
+  F s[8];
   for (int i = 0; i < 8; i += 2) {
     s[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
     s[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
@@ -249,9 +248,8 @@ static inline void load_nibbles(const uint8_t* p, int, F& a, F& b) {
   a = _mm512_cvtepi32_ps(_mm512_and_si512(both, _mm512_set1_epi32(15)));
   b = _mm512_cvtepi32_ps(_mm512_srli_epi32(both, 4));
 }
-static inline void transpose(const float* const* rows, long at, float* out, long out_stride) {
-  F r[16], s[16];
-  for (int i = 0; i < 16; i++) r[i] = load(rows[i] + at);
+static inline void transpose(F (&r)[W], float* out, long out_stride) {
+  F s[16];
   for (int i = 0; i < 16; i += 2) {
     s[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
     s[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);

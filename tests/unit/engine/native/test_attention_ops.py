@@ -146,3 +146,32 @@ def test_splits_and_tiles_cover_each_query_once() -> None:
         assert (split >= 0) == (sequence == 1)
     assert sorted(seen) == list(range(633))
     assert plan.groups.tolist() == [[25, 2]]
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64, 16), (8, 1, 64, 16), (3, 1, 32, 7)], ids=str)
+def test_a_share_of_many_sequences_gives_the_bits_of_each_alone(
+    ops: NativeOps, shape: tuple[int, int, int, int]
+) -> None:
+    """Threads take several pieces in turn, which end anywhere in a block, a tile and a split."""
+    lengths = [1, 15, 16, 17, 63, 64, 65, 129, 255, 256, 257, 320, 321, 48, 511, 31]
+    pages = Pages(lengths, *shape)
+    q, plan = pages.step([(i, 1) for i in range(len(lengths))])
+    together = ops.attention(q, pages.keys, pages.values, plan)
+    assert not together.isnan().any()
+    for index, length in enumerate(lengths):
+        q, plan = pages.step([(index, 1)])
+        alone = ops.attention(q, pages.keys, pages.values, plan)
+        assert torch.equal(together[index], alone[0])
+        q, plan = pages.step([(index, length)])
+        assert torch.equal(ops.attention(q, pages.keys, pages.values, plan)[-1], alone[0])
+
+
+def test_what_fills_a_table_behind_its_blocks_is_not_read(ops: NativeOps) -> None:
+    """The filling names a block far outside of the pool: to read it would end the process."""
+    pages = Pages([130, 64], *_SHAPES[0])
+    q, plan = pages.step([(0, 1), (1, 1)])
+    expected = ops.attention(q, pages.keys, pages.values, plan)
+    num_used = [len(table) for table in pages.tables]
+    for row, used in zip(plan.tables, num_used, strict=True):
+        row[used:] = 1 << 40
+    assert torch.equal(ops.attention(q, pages.keys, pages.values, plan), expected)
