@@ -34,10 +34,10 @@ class _Limit:
 class LimitTable:
     """One for the whole service. `lapse_s`: after so long a silence a replica counts as dead."""
 
-    def __init__(self, clock: Clock, lapse_s: float = LAPSE_S, is_settled: bool = False) -> None:
+    def __init__(self, clock: Clock, lapse_s: float = LAPSE_S) -> None:
         self._clock = clock
         self._lapse_s = lapse_s
-        self._settled_at = clock.now() + (0.0 if is_settled else lapse_s)
+        self._settled_at = clock.now() + lapse_s
         self._limits: dict[LimitName, _Limit] = {}
         self._replicas: dict[str, tuple[int, float]] = {}
 
@@ -87,13 +87,3 @@ class LimitTable:
                 part.num_free = part.num_asked = 0
                 if part.kept_until <= now:
                     del limit.parts[name]
-
-
-class LocalLimitOwner:
-    """The owner inside the only router's process."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._table = LimitTable(clock, is_settled=True)
-
-    async def exchange(self, report: Report) -> Orders:
-        return self._table.exchange(report)

@@ -16,10 +16,12 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from cluster.limit_table import LimitTable
 from cluster.registry_table import Membership, MembershipView, RegistryTable
 from core.clock import MonotonicClock
 from core.ids import Epoch, WorkerId
 from core.worker_status import Announcement
+from router.limits import Orders, Report
 
 NAMESPACE = "baton"
 NAME = "registry"
@@ -33,16 +35,20 @@ _log = logging.getLogger(__name__)
 
 
 class Registry:
-    """Actor shell around RegistryTable; its methods run one after the other in the actor's process."""
+    """Actor shell around RegistryTable and LimitTable; its methods run one after the other."""
 
     def __init__(self) -> None:
         self._table = RegistryTable(MonotonicClock())
+        self._limits = LimitTable(MonotonicClock())
 
     def announce(self, announcement: Announcement) -> None:
         self._table.announce(announcement)
 
     def withdraw(self, worker_id: WorkerId, epoch: Epoch) -> None:
         self._table.withdraw(worker_id, epoch)
+
+    def exchange(self, report: Report) -> Orders:
+        return self._limits.exchange(report)
 
     def end_in(self, seconds: float) -> None:
         self._table.end_in(seconds)
@@ -125,6 +131,18 @@ class RegistryMembership:
             _log.warning(
                 "registry answers again" if is_reachable else f"keeping the last membership table: {why}"
             )
+
+
+class RegistryLimitOwner:
+    """A router's way to the owner of the tenants' limits, which lives in the registry's process."""
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+
+    async def exchange(self, report: Report) -> Orders:
+        """Raises ConnectionError while the registry is away."""
+        orders: Orders = await self._client.call("exchange", report)
+        return orders
 
 
 class RegistryHerald:

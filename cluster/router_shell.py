@@ -14,7 +14,7 @@ from typing import Any
 from ray import serve
 
 from cluster.config import BatonConfig
-from cluster.registry import RegistryClient, RegistryMembership
+from cluster.registry import RegistryClient, RegistryLimitOwner, RegistryMembership
 from cluster.security import peer_security
 from core.ids import WorkerRef
 from core.peer_security import ClusterToken
@@ -37,7 +37,14 @@ class RouterShell:
     def __serve_build_asgi_app__(self) -> Any:
         model = ServedModel.load(Path(self._config.decode_engine.model), self._config.router.model_name)
         membership = RegistryMembership(RegistryClient(), self._on_ending)
-        self._app = create_app(self._config.router, model, membership, self._connect)
+        self._app = create_app(
+            self._config.router,
+            model,
+            membership,
+            self._connect,
+            limit_owner=RegistryLimitOwner(RegistryClient()),
+            num_routers=self._config.cluster.num_routers,
+        )
         return self._app
 
     def _connect(self, ref: WorkerRef) -> GrpcWorker:

@@ -1,32 +1,40 @@
 """Admission: may this call enter, how long may it take, and how long may its answers get.
 
-Owns the deadline, the context check with its true numbers, the seeds, and the bounded line of requests.
+Owns the deadline, the priority, the context check with its true numbers, the seeds, and how many requests may
+run at once (their order is the line's, a tenant's limits are the quotas').
 Lives on the event loop.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from core.clock import Clock, Deadline
-from core.errors import ContextTooLong, DeadlineExceeded, InvalidRequest, Overloaded
+from core.errors import ContextTooLong, InvalidRequest
 from core.ids import RequestId, Role, new_request_id
 from core.request import Request
 from router.api_call import ApiCall, Prompt
 from router.config import RouterConfig
+from router.line import Line
 from router.metrics import RouterMetrics
+from router.quotas import CallCost
 from router.served_model import ServedModel
 from router.tenants import Tenant
+from router.tenants_config import MAX_PRIORITY, NORMAL_PRIORITY
 from router.worker_table import WorkerTable
 
 _UNLIMITED_CONTEXT = 2**31 - 1
 _DECIMAL = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
+_PRIORITY = re.compile(rf"[0-{MAX_PRIORITY}]", re.ASCII)
+# what an answer of ordinary length costs in the fair order, however long it may get
+_EXPECTED_OUTPUT_TOKENS = 256
+# one more for each so many places is let run, so that none stays empty while the next prompt is read
+_READING_MEANWHILE = 8
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -40,15 +48,14 @@ class Admission:
         table: WorkerTable,
         metrics: RouterMetrics,
         clock: Clock,
+        num_routers: Callable[[], int] = lambda: 1,
     ) -> None:
         self._config = config
         self._model = model
         self._table = table
-        self._metrics = metrics
         self._clock = clock
-        self._places = asyncio.Semaphore(config.max_concurrency)
-        self._num_waiting = 0
-        self._num_running = 0
+        self._num_routers = num_routers
+        self._line = Line(config.max_queue, config.tenants.aging_s, clock, self._capacity, metrics.waiting)
 
     def deadline(self, timeout_header: str | None) -> Deadline:
         """From X-Request-Timeout (seconds), or the default. Raises InvalidRequest."""
@@ -78,16 +85,26 @@ class Admission:
         limits.append(max(pools) if pools else None)
         return min((limit for limit in limits if limit is not None), default=_UNLIMITED_CONTEXT)
 
-    def requests(self, call: ApiCall, call_id: str, tenant: Tenant) -> list[Request]:
-        """One request for each prompt. Raises ContextTooLong, InvalidRequest or Overloaded."""
-        free = self._config.max_concurrency + self._config.max_queue - self._num_running - self._num_waiting
-        if len(call.prompts) > free:
-            raise Overloaded("too many requests are waiting", retry_after_s=1)
+    def priority(self, header: str | None, tenant: Tenant) -> int:
+        """From X-Priority, 0 to 9, higher goes first, lowered to what the tenant may have. Raises
+        InvalidRequest.
+        """
+        text = str(NORMAL_PRIORITY) if header is None else header.strip()
+        if not _PRIORITY.fullmatch(text):
+            message = f"X-Priority must be a whole number from 0 to {MAX_PRIORITY}"
+            raise InvalidRequest(message, param="X-Priority")
+        return min(int(text), tenant.limits.max_priority)
+
+    def requests(self, call: ApiCall, call_id: str, tenant: Tenant, priority: int) -> list[Request]:
+        """One request for each prompt. Raises ContextTooLong or InvalidRequest."""
+        max_default = _max_default_tokens(call, tenant)
         max_context = self.max_context()
         requests = []
         for index, prompt in enumerate(call.prompts):
             seed = call.seed if call.seed is not None else secrets.randbits(31)
-            sampling = replace(call.sampling, max_tokens=_max_tokens(call, prompt, max_context), seed=seed)
+            sampling = replace(
+                call.sampling, max_tokens=_max_tokens(call, prompt, max_context, max_default), seed=seed
+            )
             if sampling.min_tokens > sampling.max_tokens:
                 raise InvalidRequest(
                     f"min_tokens: {sampling.min_tokens} exceeds the answer's {sampling.max_tokens} tokens",
@@ -101,35 +118,43 @@ class Admission:
                     model=self._model.name,
                     num_samples=call.n,
                     cache_salt=tenant.cache_salt,
+                    priority=priority,
                     is_prefix_cache_read=sampling.prompt_logprobs is None,
                 )
             )
         return requests
 
-    @asynccontextmanager
-    async def place(self, deadline: Deadline) -> AsyncIterator[None]:
-        """A place among the requests that run, in order of arrival. Raises DeadlineExceeded."""
-        self._num_waiting += 1
-        self._observe()
-        try:
-            async with asyncio.timeout(deadline.left_s(self._clock)):
-                await self._places.acquire()
-        except TimeoutError:
-            raise DeadlineExceeded("the deadline passed while the request waited for its turn") from None
-        finally:
-            self._num_waiting -= 1
-            self._observe()
-        self._num_running += 1
-        self._observe()
-        try:
-            yield
-        finally:
-            self._num_running -= 1
-            self._places.release()
-            self._observe()
+    def place(
+        self, request: Request, tenant: Tenant, deadline: Deadline
+    ) -> AbstractAsyncContextManager[None]:
+        """A place among those that run. Raises DeadlineExceeded, or Overloaded if it had to give way."""
+        cost = request.num_prompt_tokens + request.num_samples * min(
+            request.sampling.max_tokens, _EXPECTED_OUTPUT_TOKENS
+        )
+        return self._line.place(tenant, request.priority, cost, deadline)
 
-    def _observe(self) -> None:
-        self._metrics.waiting(self._num_waiting, self._num_running)
+    def check_room(self, requests: Sequence[Request], cost: CallCost, deadline: Deadline) -> None:
+        """Raises Overloaded for a call that the line has no room for, or whose turn would come too late."""
+        self._line.check(len(requests), requests[0].priority, cost.call, deadline)
+
+    def _capacity(self) -> int:
+        """How many requests this router lets run at once: its part of what the decode workers have places
+        for, and some more.
+        """
+        statuses = [entry.status for entry in self._table.usable(Role.DECODE)]
+        places = sum(status.max_num_seqs for status in statuses if status is not None)
+        if not places or None in statuses:
+            return self._config.max_concurrency
+        places += places // _READING_MEANWHILE
+        return min(self._config.max_concurrency, math.ceil(places / max(1, self._num_routers())))
+
+
+def cost_of(requests: Sequence[Request]) -> CallCost:
+    """What a call may take at most."""
+    num_prompt = sum(request.num_prompt_tokens for request in requests)
+    max_output = sum(request.num_samples * request.sampling.max_tokens for request in requests)
+    call = hash((tuple(request.prompt_token_ids for request in requests), max_output, requests[0].priority))
+    return CallCost(num_prompt, max_output, call)
 
 
 def call_id_for(endpoint: str) -> str:
@@ -142,7 +167,17 @@ def echoed_request_id(header: str | None, call_id: str) -> str:
     return header if header is not None and _CLIENT_REQUEST_ID.fullmatch(header) else call_id
 
 
-def _max_tokens(call: ApiCall, prompt: Prompt, max_context: int) -> int:
+def _max_default_tokens(call: ApiCall, tenant: Tenant) -> int:
+    """A sample's answer that does not say how long it may get: no longer than the tenant's limits allow."""
+    limits = tenant.limits
+    rooms = [limits.max_output_tokens_per_minute or _UNLIMITED_CONTEXT]
+    if limits.max_concurrent_tokens is not None:
+        num_prompt = sum(len(prompt.token_ids) for prompt in call.prompts)
+        rooms.append(max(0, limits.max_concurrent_tokens - num_prompt))
+    return max(1, min(rooms) // (call.n * len(call.prompts)))
+
+
+def _max_tokens(call: ApiCall, prompt: Prompt, max_context: int, max_default: int) -> int:
     num_prompt = len(prompt.token_ids)
     room = max_context - num_prompt
     wanted = call.max_tokens
@@ -155,7 +190,7 @@ def _max_tokens(call: ApiCall, prompt: Prompt, max_context: int) -> int:
                 max_context=max_context,
                 num_prompt_tokens=num_prompt,
             )
-        return room if call.default_max_tokens is None else min(room, call.default_max_tokens)
+        return min(room, max_default, call.default_max_tokens or room)
     if wanted > room:
         raise ContextTooLong(
             f"the maximum context length is {max_context} tokens, the request comes to {num_prompt + wanted} "

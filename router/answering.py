@@ -21,6 +21,7 @@ from router.api_call import ApiCall, Prompt
 from router.decision import Decision
 from router.metrics import RequestLabels, RouterMetrics
 from router.pipeline import Pipeline
+from router.tenants import Tenant
 from router.text import SampleText, TextDelta
 from router.token_bytes import TokenBytes
 
@@ -123,8 +124,10 @@ class Answering:
         deadline: Deadline,
         labels: RequestLabels,
         arrived_at: float,
+        tenant: Tenant,
     ) -> None:
         self.call = call
+        self._tenant = tenant
         self.requests = requests
         self._pipeline = pipeline
         self._admission = admission
@@ -190,7 +193,7 @@ class Answering:
 
     async def _serve(self, request: Request, reader: PromptReader) -> None:
         try:
-            async with self._admission.place(self._deadline):
+            async with self._admission.place(request, self._tenant, self._deadline):
                 await self._pipeline.serve(request, reader, self._deadline)
         except asyncio.CancelledError:
             # usually nobody reads any more; if somebody does, it must not wait for ever

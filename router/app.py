@@ -22,6 +22,7 @@ from starlette.routing import Route
 from core.clock import Clock, MonotonicClock
 from core.errors import RequestError, ServingError, UnknownModel
 from core.ids import Role
+from router.accounts import Accounts
 from router.admission import Admission
 from router.api_call import ApiCall, chat_call, completion_call
 from router.chat_schema import ChatBody
@@ -32,6 +33,8 @@ from router.config import RouterConfig
 from router.endpoint import Endpoint, Rooms
 from router.exposition import WorkerExpositions, merge
 from router.http_errors import error_body, error_headers
+from router.leases import Leases
+from router.limits import LimitOwner, SoleOwner
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
 from router.schema import parse
@@ -47,6 +50,8 @@ def create_app(
     membership: MembershipSource,
     connect: Connect,
     *,
+    limit_owner: LimitOwner | None = None,
+    num_routers: int = 1,
     clock: Clock | None = None,
     chance: random.Random | None = None,
     sleep: Sleep = asyncio.sleep,
@@ -55,6 +60,7 @@ def create_app(
     reaches.
 
     Calling `app.state.close()` on the event loop ends open requests with a typed error: the service stops.
+    `limit_owner` hands out the tenants' limits to the `num_routers` routers (None: this one has them all);
     `clock`, `chance` and `sleep` are for tests.
     """
     clock = clock or MonotonicClock()
@@ -62,9 +68,11 @@ def create_app(
     table = WorkerTable(config, membership, connect, clock, sleep)
     metrics.watch_table(table)
     pipeline = Pipeline(config, table, metrics, clock, chance or random.Random(), sleep)
-    admission = Admission(config, model, table, metrics, clock)
+    leases = Leases(limit_owner or SoleOwner(), clock, config.tenants.lease_s, num_routers)
+    admission = Admission(config, model, table, metrics, clock, lambda: leases.num_replicas)
     tenants = Tenants(config.tenants, sleep)
-    rooms = Rooms(config, model, admission, pipeline, metrics, tenants)
+    accounts = Accounts(config, model.name, leases, metrics, clock)
+    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts)
     pages = _Pages(config, model, table, metrics, tenants)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
@@ -76,12 +84,18 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         await table.start()
-        keys = asyncio.create_task(tenants.keep_keys(), name="keys")
+        tasks = [
+            asyncio.create_task(tenants.keep_keys(), name="keys"),
+            asyncio.create_task(leases.keep(), name="leases"),
+        ]
         try:
             yield
         finally:
-            keys.cancel()
-            await asyncio.gather(keys, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await leases.leave()
+            await asyncio.to_thread(accounts.stop)
             await pipeline.stop()
             await table.stop()
 

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 from starlette.types import Receive, Scope, Send
 
 from core.errors import Cancelled, ServingError, UnknownModel
-from router.admission import Admission, call_id_for, echoed_request_id
+from router.accounts import Account, Accounts
+from router.admission import Admission, call_id_for, cost_of, echoed_request_id
 from router.answering import Answering, ChoiceEvent
 from router.api_call import ApiCall
 from router.body_reader import read_body, wait_for_disconnect
@@ -53,6 +54,7 @@ class Rooms:
     pipeline: Pipeline
     metrics: RouterMetrics
     tenants: Tenants
+    accounts: Accounts
 
 
 class Endpoint:
@@ -96,6 +98,8 @@ class _Exchange:
         self._is_counted = False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self._authorization = headers.get("authorization")
+        self._priority = headers.get("x-priority")
+        self._account: Account | None = None
         self._timeout = headers.get("x-request-timeout")
         self._call_id = call_id_for(endpoint.name)
         self._created = int(time.time())
@@ -128,7 +132,9 @@ class _Exchange:
     async def _open(self, receive: Receive) -> Answering:
         rooms = self._rooms
         caller = rooms.tenants.caller(self._authorization)
+        self._account = rooms.accounts.open(caller, self._call_id, self._endpoint.name)
         deadline = rooms.admission.deadline(self._timeout)
+        priority = rooms.admission.priority(self._priority, caller.tenant)
         try:
             left_s = deadline.left_s(rooms.pipeline.clock)
             data = await read_body(self._scope, receive, rooms.config.max_body_bytes, left_s)
@@ -143,9 +149,12 @@ class _Exchange:
         self._started()
         max_context = rooms.admission.max_context()
         call = await _maybe_elsewhere(len(data), lambda: self._endpoint.read_call(body, max_context))
-        requests = rooms.admission.requests(call, self._call_id, caller.tenant)
+        requests = rooms.admission.requests(call, self._call_id, caller.tenant, priority)
+        cost = cost_of(requests)
+        rooms.admission.check_room(requests, cost, deadline)
+        await self._account.admit(cost)
         self.reply.headers["x-baton-seed"] = ",".join(str(request.sampling.seed) for request in requests)
-        return Answering(
+        answering = Answering(
             call,
             requests,
             rooms.model.tokenizer.bytes,
@@ -154,7 +163,10 @@ class _Exchange:
             deadline,
             self._labels,
             self._arrived_at,
+            caller.tenant,
         )
+        self._account.answering = answering
+        return answering
 
     async def _whole(self, answering: Answering) -> None:
         deltas: dict[int, list[Any]] = {}
@@ -165,6 +177,7 @@ class _Exchange:
             wire.choice(answering, index, join(deltas.get(index, [])))
             for index in range(answering.num_choices)
         ]
+        self._name_what_is_left()
         self._name_workers(answering)
         body = self._envelope(wire.whole_object, choices)
         await self.reply.json(body | {"usage": usage_object(answering.usage())})
@@ -178,6 +191,7 @@ class _Exchange:
             is_pending = False
         except TimeoutError:
             is_pending = True
+        self._name_what_is_left()
         self._name_workers(answering)
         await self.reply.start(CONTENT_TYPE, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         wire = self._endpoint.wire
@@ -204,6 +218,7 @@ class _Exchange:
     async def _tell(self, error: ServingError) -> None:
         """An error as a status, or, once the head is out, as the last event of the stream."""
         if not self.reply.is_started:
+            self._name_what_is_left()
             await self.reply.json(error_body(error), error.http_status, error_headers(error))
         else:
             await self.reply.write(frame(error_body(error)))
@@ -217,6 +232,10 @@ class _Exchange:
             "model": self._rooms.model.name,
             "choices": choices,
         }
+
+    def _name_what_is_left(self) -> None:
+        if self._account is not None:
+            self.reply.headers.update(self._account.rate_headers())
 
     def _name_workers(self, answering: Answering) -> None:
         """Say where a request of one prompt went."""
@@ -238,6 +257,8 @@ class _Exchange:
         self._started()
         seconds = self._rooms.pipeline.clock.now() - self._arrived_at
         self._rooms.metrics.ended(self._labels, outcome, reason, seconds)
+        if self._account is not None:
+            self._account.close(outcome, reason, seconds)
 
 
 async def _maybe_elsewhere(num_bytes: int, work: Callable[[], T]) -> T:

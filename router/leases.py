@@ -49,6 +49,10 @@ class Lease:
     def ahead(self) -> int:
         return max(1, self.size // _AHEAD)
 
+    def num_left(self, now: float) -> int:
+        """Free tokens of the whole limit, as far as this replica knows."""
+        return min(self.size, self.bucket.num_free(now) + self.num_elsewhere)
+
     def holding(self, now: float) -> Holding:
         """What to report. What is asked for beyond the free tokens is wanted, else what keeps `ahead`."""
         free, room = self.bucket.num_free(now), self.size - self.bucket.held

@@ -73,6 +73,22 @@ class Orders:
     is_settled: bool
 
 
+class SoleOwner:
+    """The owner for the only router there is: it may have everything."""
+
+    async def exchange(self, report: Report) -> Orders:
+        orders = (
+            Order(
+                holding.name,
+                holding.num_wanted,
+                0,
+                holding.size - holding.num_held - holding.num_wanted,
+            )
+            for holding in report.holdings
+        )
+        return Orders(tuple(orders), num_replicas=1, is_settled=True)
+
+
 class LimitOwner(Protocol):
     """Who hands the tokens of all limits out to the replicas."""
 

@@ -66,8 +66,8 @@ class TenantsConfig:
     `keys`: hashed keys as `baton keys hash` prints them, for the environment. `limits`: see TenantLimits.
     `share_prefixes`: cached prefixes are shared between tenants, who can then notice each other's prompts.
     `usage_file`: one line of JSON for each answered call, for billing; without any content.
-    `reload_s`: how often the keys file is looked at. `lease_s`: how often a replica squares its part of the
-    limits with the others'.
+    `aging_s`: who waits rises by one priority so often, so that none starves. `reload_s`: how often the keys
+    file is looked at. `lease_s`: how often a replica squares its part of the limits with the others'.
     """
 
     keys_file: Path | None = None
@@ -75,6 +75,7 @@ class TenantsConfig:
     limits: tuple[TenantLimits, ...] = ()
     share_prefixes: bool = False
     usage_file: Path | None = None
+    aging_s: float = 10.0
     reload_s: float = 2.0
     lease_s: float = 0.25
 
@@ -92,8 +93,9 @@ class TenantsConfig:
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"limits name the tenant {name} twice")
-        if self.reload_s <= 0 or self.lease_s <= 0:
-            raise ValueError("reload_s and lease_s must be above 0")
+        for name in ("aging_s", "reload_s", "lease_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0")
         shares = sum(limits.kv_share or 0.0 for limits in self.limits)
         if shares > 1 + 1e-9:
             raise ValueError(f"the kv_share of all tenants come to {shares:g}, more than 1")

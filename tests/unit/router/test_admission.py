@@ -36,10 +36,10 @@ def _call(max_tokens: int | None) -> ApiCall:
 async def test_the_pool_limits_an_answer_before_its_worker_has_reported_anything() -> None:
     async with Fleet(_d()) as fleet:
         assert all(entry.status is None for entry in fleet.table.entries())
-        (request,) = _admission(fleet).requests(_call(None), "c", TENANT)
+        (request,) = _admission(fleet).requests(_call(None), "c", TENANT, 5)
         assert request.sampling.max_tokens == POOL - 3
         with pytest.raises(ContextTooLong):
-            _admission(fleet).requests(_call(POOL - 2), "c", TENANT)
+            _admission(fleet).requests(_call(POOL - 2), "c", TENANT, 5)
 
 
 async def test_the_limits_of_a_worker_that_is_being_replaced_stand() -> None:

@@ -1,0 +1,150 @@
+"""Line: the requests that wait for their turn, and how many run at once.
+
+Owns the order (see `fair_queue`), the bound of the line, how long a newcomer would wait, and who gives way
+when it is full. No more run than the decode workers have places for and an eighth more that read their
+prompts meanwhile: whoever waits does so here, where order and priority are kept, and not in a worker. Lives
+on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from core.clock import Clock, Deadline
+from core.errors import DeadlineExceeded, Overloaded
+from router.bookings import Bookings
+from router.fair_queue import Entry, FairQueue
+from router.tenants import Tenant
+from router.tenants_config import MAX_PRIORITY
+
+_LOOK_AGAIN_S = 0.25
+_SERVICE_STEP = 0.1
+_PLACE = "place"
+
+_Turn = asyncio.Future[None]
+
+
+class Line:
+    """`capacity` says how many may run at present; `observe` is told (waiting, running) at each change."""
+
+    def __init__(
+        self,
+        max_queue: int,
+        aging_s: float,
+        clock: Clock,
+        capacity: Callable[[], int],
+        observe: Callable[[int, int], None],
+    ) -> None:
+        self._max_queue = max_queue
+        self._clock = clock
+        self._capacity = capacity
+        self._observe = observe
+        self._queue: FairQueue[_Turn] = FairQueue(MAX_PRIORITY, aging_s)
+        self._num_running = 0
+        self._mean_service_s = 0.0
+        self._bookings: Bookings[str] = Bookings()
+        self._last_due_at = 0.0
+        self._ticker: asyncio.Task[None] | None = None
+
+    def predicted_wait_s(self, priority: int) -> float:
+        """Until a newcomer of that priority would run; 0 where nothing was measured yet."""
+        if len(self._queue) == 0 and self._num_running < self._capacity():
+            return 0.0
+        return (self._queue.num_ahead(priority) + 1) * self._seconds_per_place()
+
+    def check(self, num: int, priority: int, call: int, deadline: Deadline) -> None:
+        """Raises Overloaded for `num` newcomers that have no room in the line, even if others of a lower
+        priority gave way, or whose turn would come too late. `call`: the same for the same call sent again.
+        """
+        now = self._clock.now()
+        wait_s = self.predicted_wait_s(priority)
+        if wait_s > deadline.left_s(self._clock):
+            message = f"the request would wait about {wait_s:.0f} s, longer than its deadline allows"
+            raise self._refusal(message, num, call, now, reason="deadline")
+        is_due = self._bookings.is_due(call, now)
+        kept = [] if is_due else self._bookings.kept(_PLACE, now)
+        num_kept = math.floor(sum(amount for due_at, amount in kept if due_at <= now))
+        room = self._capacity() + self._max_queue - self._num_running - len(self._queue) - num_kept
+        while room < num:
+            lowest = self._queue.last_below(priority)
+            if lowest is None:
+                raise self._refusal("too many requests are waiting", num, call, now, reason="queue_full")
+            self._queue.remove(lowest)
+            if not lowest.item.done():
+                lowest.item.set_exception(
+                    self._refusal("a request of higher priority took the place", 1, 0, now, reason="shed")
+                )
+            room += 1
+        if is_due:
+            self._bookings.claim(call)
+
+    @asynccontextmanager
+    async def place(
+        self, tenant: Tenant, priority: int, cost: float, deadline: Deadline
+    ) -> AsyncIterator[None]:
+        """A place among those that run. Raises DeadlineExceeded, or Overloaded if it had to give way."""
+        turn: _Turn = asyncio.get_running_loop().create_future()
+        now = self._clock.now()
+        entry = self._queue.push(turn, tenant.tenant_id, tenant.limits.weight, cost, priority, now)
+        self._call_next()
+        try:
+            async with asyncio.timeout(deadline.left_s(self._clock)):
+                await turn
+        except BaseException as error:
+            self._withdraw(entry)
+            if isinstance(error, TimeoutError):
+                message = "the deadline passed while the request waited for its turn"
+                raise DeadlineExceeded(message) from None
+            raise
+        started_at = self._clock.now()
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+            self._measure(self._clock.now() - started_at)
+            self._call_next()
+
+    def _withdraw(self, entry: Entry[_Turn]) -> None:
+        """Its client has gone, its deadline has passed, or it gave way; perhaps just when its turn came."""
+        if entry.item.done() and not entry.item.cancelled() and entry.item.exception() is None:
+            self._num_running -= 1
+        self._queue.remove(entry)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        now = self._clock.now()
+        while self._num_running < self._capacity() and (entry := self._queue.pop(now)) is not None:
+            if not entry.item.done():
+                entry.item.set_result(None)
+                self._num_running += 1
+        if len(self._queue) and (self._ticker is None or self._ticker.done()):
+            self._ticker = asyncio.create_task(self._look_again(), name="line")
+        self._observe(len(self._queue), self._num_running)
+
+    async def _look_again(self) -> None:
+        """Workers come and go: see whether there is more room, as long as anybody waits."""
+        while len(self._queue):
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            self._call_next()
+
+    def _seconds_per_place(self) -> float:
+        return self._mean_service_s / max(1, self._num_running)
+
+    def _measure(self, service_s: float) -> None:
+        if self._mean_service_s == 0.0:
+            self._mean_service_s = service_s
+        else:
+            self._mean_service_s += _SERVICE_STEP * (service_s - self._mean_service_s)
+
+    def _refusal(self, message: str, num: int, call: int, now: float, reason: str) -> Overloaded:
+        """One after the other, as places will become free."""
+        if self._bookings.is_due(call, now):
+            self._bookings.postpone(call)
+        self._last_due_at = max(self._last_due_at, now) + num * max(0.001, self._seconds_per_place())
+        retry_after_s = max(1, math.ceil(self._last_due_at - now))
+        size = max(1, self._max_queue)
+        self._bookings.book(call, {_PLACE: num}, now + retry_after_s, {_PLACE: size})
+        return Overloaded(message, retry_after_s=retry_after_s, reason=reason)
