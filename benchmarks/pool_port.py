@@ -14,7 +14,7 @@ from core.handoff import HandoffTicket
 from core.ids import TicketId
 from engine.kv.pool import KVPool
 from engine.step_thread import StepThread
-from kv_transfer.transport import WriteCheck
+from kv_transfer.transport import Payload, WriteCheck
 
 
 class PoolPort:
@@ -38,10 +38,13 @@ class PoolPort:
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         block_ids = self.table(ticket_id)[first_index : first_index + num_blocks]
+        if not isinstance(payload, memoryview):
+            await self._thread.call(partial(payload.write_to, block_ids))
+            return
         observe = None if check is None else check.observe
         await self._thread.call(partial(self._pool.write_blocks, block_ids, payload, observe))
         if check is not None and not check.is_right:

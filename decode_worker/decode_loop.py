@@ -30,7 +30,7 @@ from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import StepPlan
 from engine.step_costs import StepCosts, StepWork
-from kv_transfer.transport import WriteCheck
+from kv_transfer.transport import Payload, WriteCheck
 
 _log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class DecodeLoop:
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview | bytes,
+        payload: Payload | bytes,
         check: WriteCheck | None = None,
     ) -> None:
         self._inbox.write(ticket_id, first_index, num_blocks, payload, check)

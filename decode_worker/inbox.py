@@ -28,7 +28,7 @@ from core.ids import TicketId, WorkerRef
 from decode_worker.config import DecodeConfig
 from engine.kv.cache import KVCache
 from engine.kv.reservation import Reservation
-from kv_transfer.transport import WriteCheck
+from kv_transfer.transport import Payload, WriteCheck
 
 
 class WritableBlocks(Protocol):
@@ -143,7 +143,7 @@ class Inbox:
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview | bytes,
+        payload: Payload | bytes,
         check: WriteCheck | None = None,
     ) -> None:
         """Copy blocks into the reservation; a repeated write of written blocks does nothing.
@@ -168,7 +168,10 @@ class Inbox:
         for block_id in block_ids:
             assert self._cache.allocator.is_writable(block_id), f"block {block_id} is shared or published"
         try:
-            self._pool.write_blocks(block_ids, payload, None if check is None else check.observe)
+            if isinstance(payload, bytes | memoryview):
+                self._pool.write_blocks(block_ids, payload, None if check is None else check.observe)
+            else:
+                payload.write_to(block_ids)
         except ValueError as error:
             raise self._corrupt(ticket_id, str(error)) from error
         if check is not None and not check.is_right:

@@ -35,7 +35,7 @@ from kv_transfer.feed import Feed
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.shm_acceptor import offer_shared_memory
-from kv_transfer.transport import WriteCheck
+from kv_transfer.transport import Payload, WriteCheck
 
 _STOP_S = 5.0
 
@@ -182,7 +182,7 @@ class DecodeWorker:
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         await self._thread.call(partial(self._loop.write, ticket_id, first_index, num_blocks, payload, check))

@@ -31,7 +31,8 @@ HEADER_BYTES = _FIELDS.size + _CHECK.size
 assert HEADER_BYTES == 72
 
 _WRITTEN, _REFUSED = 0, 1
-_IS_STAGED = 1
+_IS_STAGED, _IS_ON_DEVICE = 1, 2
+_KNOWN_FLAGS = (0, _IS_STAGED, _IS_STAGED | _IS_ON_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Frame:
     """Consecutive blocks of a ticket. The header is verified, the payload not before `verify` was called.
 
     The payload of a frame with a `place` lies there, `payload` is empty, and only what is copied from there
-    can be verified: by `check`.
+    can be verified: by `check`, or on the device by comparing the digest of the copy with `checksum`.
     """
 
     fence: Fence
@@ -49,6 +50,7 @@ class Frame:
     checksum: int
     payload: memoryview
     place: Place | None = None
+    is_on_device: bool = False
 
     def verify(self, block_bytes: int) -> None:
         """Raises TransferCorrupt unless length and checksum of the payload are right; for a payload that lies
@@ -77,7 +79,7 @@ class PayloadCheck:
     """A WriteCheck: sums up the pieces of a payload that it is shown."""
 
     def __init__(self, ticket_id: TicketId, checksum: int, num_bytes: int) -> None:
-        self._sum = xxhash.xxh3_64(seed=_seed(ticket_id))
+        self._sum = xxhash.xxh3_64(seed=payload_seed(ticket_id))
         self._checksum = checksum
         self._num_left = num_bytes
 
@@ -101,7 +103,7 @@ class Ack:
 
 def payload_checksum(ticket_id: TicketId, payload: memoryview | bytes) -> int:
     """xxh3-64 of the payload, seeded by the ticket, so that another ticket's bytes never pass."""
-    return xxhash.xxh3_64_intdigest(payload, _seed(ticket_id))
+    return xxhash.xxh3_64_intdigest(payload, payload_seed(ticket_id))
 
 
 def encode_frame(
@@ -120,8 +122,15 @@ def encode_staged_frame(
     """A frame for a payload that lies at `place`, and the payload's checksum."""
     checksum = payload_checksum(fence.ticket_id, payload)
     header = _header(fence, _IS_STAGED, first_index, num_blocks, payload.nbytes, checksum)
-    fields = _PLACE.pack(place.staging_id, place.offset)
-    return b"".join((header, fields, _CHECK.pack(_place_checksum(header, fields)))), checksum
+    return header + _encode_place(header, place), checksum
+
+
+def encode_device_frame(
+    fence: Fence, first_index: int, num_blocks: int, num_bytes: int, digest: int, place: Place
+) -> bytes:
+    """A frame for a payload with this digest that lies at `place` on a device."""
+    header = _header(fence, _IS_STAGED | _IS_ON_DEVICE, first_index, num_blocks, num_bytes, digest)
+    return header + _encode_place(header, place)
 
 
 def decode_frame(data: bytes | memoryview) -> Frame:
@@ -135,15 +144,15 @@ def decode_frame(data: bytes | memoryview) -> Frame:
     magic, header_bytes, flags, receiver, sender, ticket, first, blocks, payload_bytes, checksum = (
         _FIELDS.unpack(fields)
     )
-    if magic != MAGIC or header_bytes != HEADER_BYTES or flags not in (0, _IS_STAGED):
+    if magic != MAGIC or header_bytes != HEADER_BYTES or flags not in _KNOWN_FLAGS:
         raise TransferCorrupt(
             "a frame of an unknown format", magic=magic.hex(), header_bytes=header_bytes, flags=flags
         )
     fence = Fence(Epoch(receiver), Epoch(sender), TicketId(ticket.hex()))
     payload = view[HEADER_BYTES:]
-    if flags == _IS_STAGED:
-        place = _decode_place(view[:HEADER_BYTES], payload, fence)
-        return Frame(fence, first, blocks, payload_bytes, checksum, memoryview(b""), place)
+    if flags & _IS_STAGED:
+        place, is_on_device = _decode_place(view[:HEADER_BYTES], payload, fence), bool(flags & _IS_ON_DEVICE)
+        return Frame(fence, first, blocks, payload_bytes, checksum, memoryview(b""), place, is_on_device)
     if payload_bytes != len(payload):
         raise TransferCorrupt(
             f"a frame announces {payload_bytes} payload bytes and carries {len(payload)}",
@@ -171,7 +180,8 @@ def decode_ack(data: bytes) -> Ack:
     return Ack(first_index, num_blocks, decode_error(data[_ACK.size :]))
 
 
-def _seed(ticket_id: TicketId) -> int:
+def payload_seed(ticket_id: TicketId) -> int:
+    """64 bits with which the checksums of a ticket's payloads begin."""
     return int.from_bytes(ticket_id_bytes(ticket_id)[:8], "little")
 
 
@@ -191,6 +201,11 @@ def _header(
         checksum,
     )
     return fields + _CHECK.pack(xxhash.xxh3_64_intdigest(fields))
+
+
+def _encode_place(header: bytes, place: Place) -> bytes:
+    fields = _PLACE.pack(place.staging_id, place.offset)
+    return fields + _CHECK.pack(_place_checksum(header, fields))
 
 
 def _decode_place(header: memoryview, data: memoryview, fence: Fence) -> Place:

@@ -18,6 +18,18 @@ class SharedMemory(StrEnum):
     REQUIRED = "required"
 
 
+class CudaIpc(StrEnum):
+    """Whether payloads between GPUs of one host stay on the device.
+
+    AUTO: where both ends can, else as `shm` says. REQUIRED: a handoff that cannot is refused, and a worker
+    without a GPU does not start.
+    """
+
+    AUTO = "auto"
+    NEVER = "never"
+    REQUIRED = "required"
+
+
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
     """How much is sent at once, and how long decode may be silent.
@@ -31,6 +43,9 @@ class BridgeConfig:
     `shm` chooses shared memory for decode workers on this host: `staging_bytes` of it for each of them, in
     frames of `staged_frame_bytes`. Attaching takes `attach_s` at most, and is tried again `attach_again_s`
     after it failed.
+
+    `cuda_ipc` chooses memory of decode's GPU, for workers on GPUs of one host that reach one another:
+    `device_staging_bytes` of it for each pair, in frames of `device_frame_bytes`.
     """
 
     frame_bytes: int = 1 << 20
@@ -46,6 +61,9 @@ class BridgeConfig:
     staged_frame_bytes: int = 4 << 20
     attach_s: float = 1.0
     attach_again_s: float = 5.0
+    cuda_ipc: CudaIpc = CudaIpc.AUTO
+    device_staging_bytes: int = 128 << 20
+    device_frame_bytes: int = 8 << 20
 
     def __post_init__(self) -> None:
         if min(self.frame_bytes, self.max_bytes_in_flight) < 1:
@@ -58,6 +76,8 @@ class BridgeConfig:
             raise ValueError("abort_s and idle_connection_s must be positive")
         if min(self.staging_bytes, self.staged_frame_bytes) < 1:
             raise ValueError("staging_bytes and staged_frame_bytes must be positive")
+        if min(self.device_staging_bytes, self.device_frame_bytes) < 1:
+            raise ValueError("device_staging_bytes and device_frame_bytes must be positive")
         if min(self.attach_s, self.attach_again_s) <= 0:
             raise ValueError("attach_s and attach_again_s must be positive")
 
@@ -67,12 +87,15 @@ class ReceiverConfig:
     """What a decode worker offers to prefill workers of its host.
 
     `shm`: whether it does (`required`: it does not start where it cannot). `max_staging_bytes` of shared
-    memory at most for all of them together; whoever comes when that is used up sends over gRPC.
+    memory at most for all of them together; whoever comes when that is used up sends over gRPC. `cuda_ipc`
+    and `max_device_staging_bytes`: the same for memory of its GPU, which is taken beside the pool of blocks.
     """
 
     shm: SharedMemory = SharedMemory.AUTO
     max_staging_bytes: int = 1 << 30
+    cuda_ipc: CudaIpc = CudaIpc.AUTO
+    max_device_staging_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
-        if self.max_staging_bytes < 1:
-            raise ValueError("max_staging_bytes must be positive")
+        if min(self.max_staging_bytes, self.max_device_staging_bytes) < 1:
+            raise ValueError("max_staging_bytes and max_device_staging_bytes must be positive")

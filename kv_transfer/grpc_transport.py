@@ -201,7 +201,7 @@ class _Servicer:
     async def offer(self, request: pb.OfferRequest) -> pb.OfferReply:
         ticket, time_left_s = offered_ticket(request), time_left(request)
         held = await self._receiver.offer(ticket, time_left_s, Epoch(request.receiver_epoch))
-        return offer_reply(held, self._receiver.staging_address)
+        return offer_reply(held, self._receiver.offered_staging)
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         claim = CommitClaim(request.num_tokens, request.num_pushed_blocks, request.checksum)

@@ -37,13 +37,18 @@ class TransferMetrics:
         )
         self._fallbacks = Counter(
             telemetry.KV_TRANSFER_FALLBACKS,
-            "Tickets whose payload went over gRPC although shared memory was wanted, by reason",
+            "Tickets whose payload did not go the best way that was wanted, by reason",
             ["reason"],
             registry=registry,
         )
         self._staging_bytes = Gauge(
             telemetry.KV_STAGING_BYTES,
             "Shared memory set aside for prefill workers of this host, at its decode worker",
+            registry=registry,
+        )
+        self._device_staging_bytes = Gauge(
+            telemetry.KV_DEVICE_STAGING_BYTES,
+            "Memory of the device set aside for prefill workers of this host, at its decode worker",
             registry=registry,
         )
         self._failures = Counter(
@@ -64,6 +69,9 @@ class TransferMetrics:
 
     def set_staging_bytes(self, num_bytes: int) -> None:
         self._staging_bytes.set(num_bytes)
+
+    def set_device_staging_bytes(self, num_bytes: int) -> None:
+        self._device_staging_bytes.set(num_bytes)
 
     def count_failure(self, side: Side, error: ServingError) -> None:
         """By the error's code, one of ours: a peer's unknown code was decoded as a plain ServingError."""

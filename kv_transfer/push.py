@@ -12,8 +12,15 @@ from typing import TypeVar
 
 from core.clock import Clock
 from core.errors import ServingError, TransferTimeout, WorkerLost
-from kv_transfer.codec import decode_ack, encode_frame, encode_staged_frame
+from kv_transfer.codec import (
+    decode_ack,
+    encode_device_frame,
+    encode_frame,
+    encode_staged_frame,
+    payload_seed,
+)
 from kv_transfer.config import BridgeConfig
+from kv_transfer.device_thread import DeviceSpan
 from kv_transfer.push_queue import BlockRun, PushQueue
 from kv_transfer.transport import BlockStore, Fence, PushStream, Room, Transport
 
@@ -147,8 +154,8 @@ class Push:
                 continue
             num_bytes = run.num_blocks * self._store.layout.block_bytes
             # the room is in no variable: an error's traceback would keep the memory
-            frame, checksum = self._frame(run, await self._room(stream, num_bytes))
-            self._queue.sent(run, checksum)
+            frame, checksum, is_on_device = await self._frame(run, await self._room(stream, num_bytes))
+            self._queue.sent(run, checksum, is_on_device)
             self._num_in_flight += 1
             await stream.send(frame)
             self._pushed_at = self._clock.now()
@@ -160,8 +167,10 @@ class Push:
         finally:
             self._is_waiting_for_room = False
 
-    def _frame(self, run: BlockRun, room: Room | None) -> tuple[bytes, int]:
-        """The frame of a run, whose payload goes into `room` if there is one, and its checksum."""
+    async def _frame(self, run: BlockRun, room: Room | None) -> tuple[bytes, int, bool]:
+        """The frame of a run, whose payload goes into `room` if there is one, its checksum, and whether that
+        is a device's.
+        """
         fence, first_index, num_blocks = self._fence, run.first_index, run.num_blocks
         if room is None:
             num_bytes = num_blocks * self._store.layout.block_bytes
@@ -169,9 +178,15 @@ class Push:
                 self._scratch = bytearray(num_bytes)
             payload = memoryview(self._scratch)[:num_bytes]
             self._store.read_blocks_into(run.block_ids, payload)
-            return encode_frame(fence, first_index, num_blocks, payload)
+            return (*encode_frame(fence, first_index, num_blocks, payload), False)
+        if isinstance(room.memory, DeviceSpan):
+            digest = await room.memory.put(run.block_ids, payload_seed(fence.ticket_id))
+            num_bytes = len(room.memory)
+            frame = encode_device_frame(fence, first_index, num_blocks, num_bytes, digest, room.place)
+            return frame, digest, True
         self._store.read_blocks_into(run.block_ids, room.memory)
-        return encode_staged_frame(fence, first_index, num_blocks, room.memory, room.place)
+        frame, checksum = encode_staged_frame(fence, first_index, num_blocks, room.memory, room.place)
+        return frame, checksum, False
 
     async def _read_acks(self, stream: PushStream) -> None:
         async for data in stream.acks():

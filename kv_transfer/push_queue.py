@@ -35,7 +35,9 @@ class PushQueue:
         self._waiting: deque[tuple[int, int]] = deque()  # (index in the ticket, block id)
         self._again: deque[BlockRun] = deque()
         self._unacked: dict[int, BlockRun] = {}  # by first index
-        self._checksums: dict[int, int] = {}  # by first index of each run ever sent
+        # by first index of each run ever sent; on a device another checksum is used
+        self._checksums: dict[int, int] = {}
+        self._is_on_device: dict[int, bool] = {}
         self._num_in_flight = 0  # blocks
         self.num_pushed_blocks = 0
 
@@ -99,8 +101,13 @@ class PushQueue:
         self._num_in_flight += run.num_blocks
         return run
 
-    def sent(self, run: BlockRun, checksum: int) -> None:
-        """Note the payload's checksum. Sent again it must be the same, since leased blocks do not change."""
+    def sent(self, run: BlockRun, checksum: int, is_on_device: bool = False) -> None:
+        """Note the payload's checksum. Sent again the same way it must be the same: leased blocks do not
+        change.
+        """
+        if self._is_on_device.setdefault(run.first_index, is_on_device) != is_on_device:
+            self._is_on_device[run.first_index] = is_on_device
+            self._checksums[run.first_index] = checksum
         known = self._checksums.setdefault(run.first_index, checksum)
         assert known == checksum, f"leased blocks {run.block_ids} changed while they were in flight"
 

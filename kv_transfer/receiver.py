@@ -26,19 +26,24 @@ from core.errors import (
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerRef
 from core.kv_layout import KVLayout
-from kv_transfer.codec import Ack, Frame
+from kv_transfer.codec import Ack, Frame, payload_seed
+from kv_transfer.device_memory import DeviceCopy
+from kv_transfer.device_thread import DeviceSpan
 from kv_transfer.incoming import IncomingTicket
 from kv_transfer.intake import Intake, SendAck
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.transport import (
+    CUDA_IPC,
     SHM,
     CommitClaim,
     CommitReceipt,
     Fence,
+    OfferedStaging,
+    Payload,
     Place,
     ReservationPort,
-    StagingAddress,
     StagingArea,
+    WriteCheck,
 )
 
 _MAX_TICKETS = 4096
@@ -71,12 +76,11 @@ class Receiver:
         self.metrics = metrics
         self._clock = clock if clock is not None else MonotonicClock()
         self._tickets: OrderedDict[TicketId, IncomingTicket] = OrderedDict()
-        self._staging: StagingArea | None = None
+        self._staging: list[StagingArea] = []
 
     def admit(self, staging: StagingArea) -> None:
         """Take frames whose payload lies in `staging`, and tell prefill workers of it; closed with this."""
-        assert self._staging is None
-        self._staging = staging
+        self._staging.append(staging)
 
     @property
     def epoch(self) -> Epoch:
@@ -84,9 +88,10 @@ class Receiver:
         return self._ref.epoch
 
     @property
-    def staging_address(self) -> StagingAddress | None:
-        """Where prefill workers of this host find shared memory, if anywhere."""
-        return self._staging.address if self._staging is not None else None
+    def offered_staging(self) -> OfferedStaging:
+        """Where prefill workers of this host find staging memory, if anywhere."""
+        addresses = {bool(area.address.device_id): area.address for area in self._staging}
+        return OfferedStaging(addresses.get(False), addresses.get(True))
 
     async def offer(
         self, ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch
@@ -157,9 +162,9 @@ class Receiver:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tickets.clear()
-        if self._staging is not None:
-            await self._staging.close()
-            self._staging = None
+        for area in self._staging:
+            await area.close()
+        self._staging.clear()
 
     # ------------------------------------------------------------ offer
 
@@ -227,13 +232,17 @@ class Receiver:
             self._check_open(entry)
             if not entry.is_reserved:
                 raise TransferCorrupt("a frame came before the offer was answered", ticket_id=entry.ticket_id)
-            payload, check = frame.payload, None
+            payload: Payload | DeviceSpan = frame.payload
+            check: WriteCheck | None = None
             if frame.place is not None:
-                transport, payload, check = SHM, self._find_staged(frame, frame.place), frame.check()
+                payload = self._find_staged(frame, frame.place)
+                transport, check = (CUDA_IPC, None) if frame.is_on_device else (SHM, frame.check())
             entry.transport = transport
             if entry.first_frame_at is None:
                 entry.first_frame_at = self._clock.now()
             if entry.accept(frame):
+                if isinstance(payload, DeviceSpan):
+                    payload = await self._take(entry, frame, payload)
                 call = self._port.write(entry.ticket_id, frame.first_index, frame.num_blocks, payload, check)
                 await self._until_expired(entry, call)
                 self.metrics.count_bytes(transport, entry.note_written(frame.first_index))
@@ -242,11 +251,25 @@ class Receiver:
             return Ack(frame.first_index, frame.num_blocks, error)
         return Ack(frame.first_index, frame.num_blocks)
 
-    def _find_staged(self, frame: Frame, place: Place) -> memoryview:
+    async def _take(self, entry: IncomingTicket, frame: Frame, span: DeviceSpan) -> DeviceCopy:
+        """A verified copy that its writer cannot reach."""
+        found = await span.take(payload_seed(entry.ticket_id))
+        self._check_open(entry)
+        if found.digest != frame.checksum:
+            raise TransferCorrupt(
+                "a payload on the device does not match its digest",
+                ticket_id=entry.ticket_id,
+                first_index=frame.first_index,
+                num_blocks=frame.num_blocks,
+            )
+        return found
+
+    def _find_staged(self, frame: Frame, place: Place) -> memoryview | DeviceSpan:
         """The payload's place, in memory of the pair that the frame's fence names and of no other."""
         found = None
-        if self._staging is not None:
-            found = self._staging.find(place, frame.num_bytes, frame.fence.sender_epoch)
+        for area in self._staging:
+            if bool(area.address.device_id) == frame.is_on_device:
+                found = area.find(place, frame.num_bytes, frame.fence.sender_epoch)
         if found is None:
             raise StagingLost(
                 "a frame names staging memory that is not here", ticket_id=frame.fence.ticket_id

@@ -6,18 +6,22 @@ the IO loop.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from core.ids import Epoch, WorkerRef
 from core.peer_security import PeerSecurity
 from kv_transfer.config import BridgeConfig, SharedMemory
 from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.shm_handshake import Attachment, attach
-from kv_transfer.staged_transport import StagedTransport, StagingWish
-from kv_transfer.transport import SHM, Connect, OfferedStaging, StagingAddress
+from kv_transfer.staged_transport import StagedTransport, StagingWish, Underlying
+from kv_transfer.transport import SHM, OfferedStaging, StagingAddress
 
 _NOTHING_TO_SHOW = PeerSecurity()
 
 
-def connect_as_configured(config: BridgeConfig, security: PeerSecurity = _NOTHING_TO_SHOW) -> Connect:
+def connect_as_configured(
+    config: BridgeConfig, security: PeerSecurity = _NOTHING_TO_SHOW
+) -> Callable[[WorkerRef], Underlying]:
     """Transports between processes, as `config.shm` says. Decode tells where its memory is in a reply to an
     offer, so only to those who have shown what `security` holds.
     """

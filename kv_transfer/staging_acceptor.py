@@ -14,12 +14,14 @@ import os
 import secrets
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from core.errors import TransferCorrupt
 from core.ids import Epoch
+from kv_transfer.device_thread import DeviceSpan
 from kv_transfer.shm_handshake import (
     MAX_PACKET_BYTES,
     TOKEN_BYTES,
@@ -86,7 +88,8 @@ class StagingAcceptor(ABC, Generic[M]):
         self._listener.setblocking(False)
         self._listener.bind(f"\0{name}")
         self._listener.listen()
-        self._connections: set[asyncio.Task[None]] = set()
+        self.serving: set[asyncio.Task[None]] = set()  # one for each connection
+        self.connections: set[socket.socket] = set()
         self._accepting = asyncio.get_running_loop().create_task(self._accept(), name="accept staging")
 
     @abstractmethod
@@ -106,7 +109,7 @@ class StagingAcceptor(ABC, Generic[M]):
         """Granted and not given back."""
         return self._num_bytes
 
-    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> Any:
+    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | DeviceSpan | None:
         """See StagingArea. Raises TransferCorrupt for a place outside the memory."""
         grant = self._grants.get(place.staging_id)
         if grant is None or grant.sender_epoch != sender_epoch:
@@ -114,11 +117,12 @@ class StagingAcceptor(ABC, Generic[M]):
         end = place.offset + num_bytes
         if end > len(grant.memory.slots):
             raise TransferCorrupt("a payload lies outside its staging memory", offset=place.offset)
-        return grant.memory.slots[place.offset : end]
+        found: memoryview | DeviceSpan = grant.memory.slots[place.offset : end]
+        return found
 
     async def close(self) -> None:
         """Give everything back; prefill workers see their connections end and send over gRPC."""
-        tasks = [self._accepting, *self._connections]
+        tasks = [self._accepting, *self.serving]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -140,13 +144,13 @@ class StagingAcceptor(ABC, Generic[M]):
                 continue
             self._num_greeting += 1
             task = asyncio.create_task(self._serve(connection))
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
+            self.serving.add(task)
+            task.add_done_callback(self.serving.discard)
 
     async def _serve(self, connection: socket.socket) -> None:
         """One prefill process, until its end of the connection is closed, by itself or by its death."""
         loop = asyncio.get_running_loop()
-        with connection:
+        with connection, self._noted(connection):
             connection.setblocking(False)
             try:
                 async with asyncio.timeout(_HANDSHAKE_S):
@@ -179,6 +183,14 @@ class StagingAcceptor(ABC, Generic[M]):
                 if (grant := self._grants.pop(staging_id, None)) is not None:
                     await self.take_back(connection, grant.memory, last_word)
                 self._count(-hello.num_bytes)
+
+    @contextmanager
+    def _noted(self, connection: socket.socket) -> Iterator[None]:
+        self.connections.add(connection)
+        try:
+            yield
+        finally:
+            self.connections.discard(connection)
 
     async def _hello(self, connection: socket.socket) -> Hello:
         """Whoever may attach; raises NotAttached."""

@@ -1,4 +1,4 @@
-"""An offer's reply ↔ values: which blocks decode holds, and where it offers shared memory. Pure functions."""
+"""An offer's reply ↔ values: the blocks that decode holds, where it offers staging memory. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,27 @@ from kv_transfer.transport import OfferedStaging, StagingAddress
 from protos import kv_transfer_pb2 as pb
 
 
-def offer_reply(held: tuple[int, ...], address: StagingAddress | None) -> pb.OfferReply:
-    reply = pb.OfferReply(held=held)
-    if address is not None:
-        reply.staging.host_id = address.host_id
-        reply.staging.socket_name = address.socket_name
-        reply.staging.token = address.token
-    return reply
+def offer_reply(held: tuple[int, ...], offered: OfferedStaging) -> pb.OfferReply:
+    return pb.OfferReply(held=held, staging=_message(offered.shm), device_staging=_message(offered.device))
 
 
 def offered_staging(reply: pb.OfferReply) -> OfferedStaging:
-    return OfferedStaging(_address(reply.staging) if reply.HasField("staging") else None)
+    return OfferedStaging(
+        _address(reply.staging) if reply.HasField("staging") else None,
+        _address(reply.device_staging) if reply.HasField("device_staging") else None,
+    )
+
+
+def _message(address: StagingAddress | None) -> pb.StagingAddress | None:
+    if address is None:
+        return None
+    return pb.StagingAddress(
+        host_id=address.host_id,
+        socket_name=address.socket_name,
+        token=address.token,
+        device_id=address.device_id,
+    )
 
 
 def _address(found: pb.StagingAddress) -> StagingAddress:
-    return StagingAddress(found.host_id, found.socket_name, found.token)
+    return StagingAddress(found.host_id, found.socket_name, found.token, found.device_id)

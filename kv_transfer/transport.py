@@ -13,6 +13,8 @@ from typing import Protocol
 from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerRef
 from core.kv_layout import KVLayout
+from kv_transfer.device_memory import DeviceCopy
+from kv_transfer.device_thread import DeviceSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Place:
 class Room:
     """Staging memory for one payload: it is read into `memory`, and its frame names `place`."""
 
-    memory: memoryview
+    memory: memoryview | DeviceSpan
     place: Place
 
 
@@ -114,6 +116,10 @@ class WriteCheck(Protocol):
         ...
 
 
+Payload = memoryview | DeviceCopy
+"""What is to be written to blocks: bytes of the host, or verified ones on the device."""
+
+
 class ReservationPort(Protocol):
     """What the receiver needs of decode. Called on the IO loop."""
 
@@ -130,7 +136,7 @@ class ReservationPort(Protocol):
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         """Copy the payload into the reserved blocks; TicketExpired when the reservation is gone.
@@ -154,17 +160,23 @@ class ReservationPort(Protocol):
         ...
 
 
+CUDA_IPC = "cuda_ipc"
+"""The label of metrics for payloads that came through memory of a device."""
 SHM = "shm"
 """The label of metrics for payloads that came through shared memory, whatever carried their frames."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingAddress:
-    """Where a process of this host may ask decode for staging memory; `token` shows that it was told."""
+    """Where a process of this host may ask decode for staging memory; `token` shows that it was told.
+
+    `device_id` names the device on which the memory is; empty for memory of the host.
+    """
 
     host_id: str
     socket_name: str
     token: bytes
+    device_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +184,7 @@ class OfferedStaging:
     """Where decode offers which kind of staging memory."""
 
     shm: StagingAddress | None = None
+    device: StagingAddress | None = None
 
 
 class StagingArea(Protocol):
@@ -180,7 +193,7 @@ class StagingArea(Protocol):
     @property
     def address(self) -> StagingAddress: ...
 
-    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | None:
+    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | DeviceSpan | None:
         """The bytes there, which their writer may still change; None if that incarnation of prefill has no
         such memory (any more).
         """
@@ -216,7 +229,7 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """The label of metrics: `grpc`, `loopback`, `shm`."""
+        """The label of metrics: `grpc`, `loopback`, `shm`, `cuda_ipc`."""
         ...
 
     @property

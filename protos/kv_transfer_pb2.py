@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import inference_pb2 as protos_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x11\x62\x61ton.kv_transfer\x1a\x16protos/inference.proto\"\x88\x01\n\x08KVLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\x05\x12\x10\n\x08head_dim\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06scales\x18\x07 \x01(\t\"\xad\x02\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12*\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12+\n\x06layout\x18\x05 \x01(\x0b\x32\x1b.baton.kv_transfer.KVLayout\x12\x12\n\nnum_tokens\x18\x06 \x01(\x03\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x01(\x0c\x12\x13\n\x0bnum_samples\x18\x08 \x01(\x05\x12\x19\n\x11num_growth_tokens\x18\t \x01(\x05\x12\x1c\n\x14is_prefix_cache_read\x18\n \x01(\x08\"f\n\x0cOfferRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12)\n\x06ticket\x18\x02 \x01(\x0b\x32\x19.baton.kv_transfer.Ticket\x12\x13\n\x0btime_left_s\x18\x03 \x01(\x01\"E\n\x0eStagingAddress\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bsocket_name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\"N\n\nOfferReply\x12\x0c\n\x04held\x18\x01 \x03(\r\x12\x32\n\x07staging\x18\x02 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\"\x91\x01\n\rCommitRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x03\x12\x19\n\x11num_pushed_blocks\x18\x05 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\"D\n\x0b\x43ommitReply\x12\x1a\n\x12num_written_blocks\x18\x01 \x01(\r\x12\x19\n\x11num_written_bytes\x18\x02 \x01(\x04\"t\n\x0c\x41\x62ortRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0btime_left_s\x18\x05 \x01(\x01\"\x0c\n\nAbortReply\"S\n\x10KeepAliveRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\"\x10\n\x0eKeepAliveReply2\xbf\x02\n\nKVTransfer\x12G\n\x05Offer\x12\x1f.baton.kv_transfer.OfferRequest\x1a\x1d.baton.kv_transfer.OfferReply\x12J\n\x06\x43ommit\x12 .baton.kv_transfer.CommitRequest\x1a\x1e.baton.kv_transfer.CommitReply\x12G\n\x05\x41\x62ort\x12\x1f.baton.kv_transfer.AbortRequest\x1a\x1d.baton.kv_transfer.AbortReply\x12S\n\tKeepAlive\x12#.baton.kv_transfer.KeepAliveRequest\x1a!.baton.kv_transfer.KeepAliveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x11\x62\x61ton.kv_transfer\x1a\x16protos/inference.proto\"\x88\x01\n\x08KVLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\x05\x12\x10\n\x08head_dim\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06scales\x18\x07 \x01(\t\"\xad\x02\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12*\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12+\n\x06layout\x18\x05 \x01(\x0b\x32\x1b.baton.kv_transfer.KVLayout\x12\x12\n\nnum_tokens\x18\x06 \x01(\x03\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x01(\x0c\x12\x13\n\x0bnum_samples\x18\x08 \x01(\x05\x12\x19\n\x11num_growth_tokens\x18\t \x01(\x05\x12\x1c\n\x14is_prefix_cache_read\x18\n \x01(\x08\"f\n\x0cOfferRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12)\n\x06ticket\x18\x02 \x01(\x0b\x32\x19.baton.kv_transfer.Ticket\x12\x13\n\x0btime_left_s\x18\x03 \x01(\x01\"X\n\x0eStagingAddress\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bsocket_name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x11\n\tdevice_id\x18\x04 \x01(\t\"\x89\x01\n\nOfferReply\x12\x0c\n\x04held\x18\x01 \x03(\r\x12\x32\n\x07staging\x18\x02 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\x12\x39\n\x0e\x64\x65vice_staging\x18\x03 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\"\x91\x01\n\rCommitRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x03\x12\x19\n\x11num_pushed_blocks\x18\x05 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\"D\n\x0b\x43ommitReply\x12\x1a\n\x12num_written_blocks\x18\x01 \x01(\r\x12\x19\n\x11num_written_bytes\x18\x02 \x01(\x04\"t\n\x0c\x41\x62ortRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0btime_left_s\x18\x05 \x01(\x01\"\x0c\n\nAbortReply\"S\n\x10KeepAliveRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\"\x10\n\x0eKeepAliveReply2\xbf\x02\n\nKVTransfer\x12G\n\x05Offer\x12\x1f.baton.kv_transfer.OfferRequest\x1a\x1d.baton.kv_transfer.OfferReply\x12J\n\x06\x43ommit\x12 .baton.kv_transfer.CommitRequest\x1a\x1e.baton.kv_transfer.CommitReply\x12G\n\x05\x41\x62ort\x12\x1f.baton.kv_transfer.AbortRequest\x1a\x1d.baton.kv_transfer.AbortReply\x12S\n\tKeepAlive\x12#.baton.kv_transfer.KeepAliveRequest\x1a!.baton.kv_transfer.KeepAliveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,21 +39,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OFFERREQUEST']._serialized_start=514
   _globals['_OFFERREQUEST']._serialized_end=616
   _globals['_STAGINGADDRESS']._serialized_start=618
-  _globals['_STAGINGADDRESS']._serialized_end=687
-  _globals['_OFFERREPLY']._serialized_start=689
-  _globals['_OFFERREPLY']._serialized_end=767
-  _globals['_COMMITREQUEST']._serialized_start=770
-  _globals['_COMMITREQUEST']._serialized_end=915
-  _globals['_COMMITREPLY']._serialized_start=917
-  _globals['_COMMITREPLY']._serialized_end=985
-  _globals['_ABORTREQUEST']._serialized_start=987
-  _globals['_ABORTREQUEST']._serialized_end=1103
-  _globals['_ABORTREPLY']._serialized_start=1105
-  _globals['_ABORTREPLY']._serialized_end=1117
-  _globals['_KEEPALIVEREQUEST']._serialized_start=1119
-  _globals['_KEEPALIVEREQUEST']._serialized_end=1202
-  _globals['_KEEPALIVEREPLY']._serialized_start=1204
-  _globals['_KEEPALIVEREPLY']._serialized_end=1220
-  _globals['_KVTRANSFER']._serialized_start=1223
-  _globals['_KVTRANSFER']._serialized_end=1542
+  _globals['_STAGINGADDRESS']._serialized_end=706
+  _globals['_OFFERREPLY']._serialized_start=709
+  _globals['_OFFERREPLY']._serialized_end=846
+  _globals['_COMMITREQUEST']._serialized_start=849
+  _globals['_COMMITREQUEST']._serialized_end=994
+  _globals['_COMMITREPLY']._serialized_start=996
+  _globals['_COMMITREPLY']._serialized_end=1064
+  _globals['_ABORTREQUEST']._serialized_start=1066
+  _globals['_ABORTREQUEST']._serialized_end=1182
+  _globals['_ABORTREPLY']._serialized_start=1184
+  _globals['_ABORTREPLY']._serialized_end=1196
+  _globals['_KEEPALIVEREQUEST']._serialized_start=1198
+  _globals['_KEEPALIVEREQUEST']._serialized_end=1281
+  _globals['_KEEPALIVEREPLY']._serialized_start=1283
+  _globals['_KEEPALIVEREPLY']._serialized_end=1299
+  _globals['_KVTRANSFER']._serialized_start=1302
+  _globals['_KVTRANSFER']._serialized_end=1621
 # @@protoc_insertion_point(module_scope)

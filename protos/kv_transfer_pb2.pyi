@@ -60,22 +60,26 @@ class OfferRequest(_message.Message):
     def __init__(self, receiver_epoch: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., time_left_s: _Optional[float] = ...) -> None: ...
 
 class StagingAddress(_message.Message):
-    __slots__ = ("host_id", "socket_name", "token")
+    __slots__ = ("host_id", "socket_name", "token", "device_id")
     HOST_ID_FIELD_NUMBER: _ClassVar[int]
     SOCKET_NAME_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     host_id: str
     socket_name: str
     token: bytes
-    def __init__(self, host_id: _Optional[str] = ..., socket_name: _Optional[str] = ..., token: _Optional[bytes] = ...) -> None: ...
+    device_id: str
+    def __init__(self, host_id: _Optional[str] = ..., socket_name: _Optional[str] = ..., token: _Optional[bytes] = ..., device_id: _Optional[str] = ...) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("held", "staging")
+    __slots__ = ("held", "staging", "device_staging")
     HELD_FIELD_NUMBER: _ClassVar[int]
     STAGING_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_STAGING_FIELD_NUMBER: _ClassVar[int]
     held: _containers.RepeatedScalarFieldContainer[int]
     staging: StagingAddress
-    def __init__(self, held: _Optional[_Iterable[int]] = ..., staging: _Optional[_Union[StagingAddress, _Mapping]] = ...) -> None: ...
+    device_staging: StagingAddress
+    def __init__(self, held: _Optional[_Iterable[int]] = ..., staging: _Optional[_Union[StagingAddress, _Mapping]] = ..., device_staging: _Optional[_Union[StagingAddress, _Mapping]] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("receiver_epoch", "sender_epoch", "ticket_id", "num_tokens", "num_pushed_blocks", "checksum")

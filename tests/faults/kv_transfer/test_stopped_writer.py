@@ -22,7 +22,7 @@ from core.errors import TicketExpired, TransferCorrupt
 from core.handoff import HandoffTicket
 from core.ids import TicketId
 from kv_transfer.shm_memory import StagingMemory, create_memory
-from kv_transfer.transport import SHM, WriteCheck
+from kv_transfer.transport import SHM, Payload, WriteCheck
 from tests.integration.kv_transfer.ends import LAYOUT, DecodeEnd, decode_end
 from tests.unit.kv_transfer.doubles import ByteStore, StorePort, until
 
@@ -183,7 +183,7 @@ class OneSidedPort(StorePort):
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         assert check is not None
@@ -217,7 +217,7 @@ class GatedPort(StorePort):
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         self.has_waiter.set()

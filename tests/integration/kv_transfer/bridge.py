@@ -10,8 +10,16 @@ from core.errors import ServingError
 from core.handoff import HandoffTicket
 from core.ids import WorkerRef
 from core.kv_layout import KVLayout
-from kv_transfer.codec import decode_ack, encode_frame, encode_staged_frame, payload_checksum
+from kv_transfer.codec import (
+    decode_ack,
+    encode_device_frame,
+    encode_frame,
+    encode_staged_frame,
+    payload_checksum,
+    payload_seed,
+)
 from kv_transfer.config import BridgeConfig
+from kv_transfer.device_thread import DeviceSpan
 from kv_transfer.transport import Fence, Transport
 from tests.integration.kv_transfer.ends import (
     LAYOUT,
@@ -54,7 +62,7 @@ async def bridge(
     held: tuple[int, ...] = (),
     config: BridgeConfig | None = None,
 ) -> AsyncIterator[Bridge]:
-    config = replace(config or BridgeConfig(), shm=WAYS[way])
+    config = replace(config or BridgeConfig(), **WAYS[way])
     async with decode_end(StorePort(ByteStore(num_blocks, layout), num_blocks, held)) as decode:
         prefill = PrefillEnd(decode.ref, config, ByteStore(num_blocks, layout, seed=1))
         try:
@@ -84,9 +92,12 @@ async def push_runs(ends: Bridge, transport: Transport, runs: list[Run]) -> list
     for run in runs:
         ids = range(run.first_index, run.first_index + run.num_blocks)
         room = await push.room(run.fence.ticket_id, run.num_blocks * LAYOUT.block_bytes)
-        assert (room is not None) == (ends.way == "shm")
+        assert (room is not None) == (ends.way != "grpc")
         if room is None:
             frame, _ = encode_frame(*place_of(run), ends.store.read_blocks(ids))
+        elif isinstance(room.memory, DeviceSpan):
+            digest = await room.memory.put(ids, payload_seed(run.fence.ticket_id))
+            frame = encode_device_frame(*place_of(run), len(room.memory), digest, room.place)
         else:
             ends.store.read_blocks_into(ids, room.memory)
             frame, _ = encode_staged_frame(*place_of(run), room.memory, room.place)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 from prometheus_client import CollectorRegistry
@@ -14,8 +15,11 @@ from core.clock import Deadline, MonotonicClock
 from core.handoff import HandoffTicket
 from core.ids import Role, WorkerRef
 from core.kv_layout import KVLayout
-from kv_transfer.config import BridgeConfig, ReceiverConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, CudaIpc, ReceiverConfig, SharedMemory
+from kv_transfer.cuda_ipc_transport import connect_on_device
+from kv_transfer.device_thread import DeviceThread
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
+from kv_transfer.ipc_acceptor import IpcAcceptor
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
@@ -24,12 +28,18 @@ from kv_transfer.shm_acceptor import ShmAcceptor
 from kv_transfer.shm_memory import create_memory
 from kv_transfer.shm_transport import connect_as_configured
 from protos.grpc_options import SERVER_OPTIONS
+from tests.integration.kv_transfer.host_device import HostDevice
 from tests.unit.kv_transfer.doubles import ByteStore, StorePort, make_ticket, worker_ref
 
 # 2 layers × K, V × 2 heads × 16 slots × 32 × 4 bytes = 16 KiB a block
 LAYOUT = KVLayout(model="toy", num_layers=2, num_kv_heads=2, head_dim=32, block_size=16)
 CLOCK = MonotonicClock()
-WAYS = {"grpc": SharedMemory.NEVER, "shm": SharedMemory.REQUIRED}
+WAYS: dict[str, dict[str, Any]] = {
+    "grpc": {"shm": SharedMemory.NEVER, "cuda_ipc": CudaIpc.NEVER},
+    "shm": {"shm": SharedMemory.REQUIRED, "cuda_ipc": CudaIpc.NEVER},
+    "cuda_ipc": {"shm": SharedMemory.NEVER, "cuda_ipc": CudaIpc.REQUIRED},
+}
+"""How a BridgeConfig asks for each way; the label under which its payloads are counted."""
 
 
 class PrefillEnd:
@@ -40,7 +50,8 @@ class PrefillEnd:
         self.decode = decode
         self.store = store
         self.registry = CollectorRegistry()
-        self.connect = connect_as_configured(config)
+        self.device = DeviceThread(HostDevice(store))
+        self.connect = connect_on_device(config, self.device, connect_as_configured(config))
         metrics = TransferMetrics(self.registry)
         self.sender = Sender(store, self.ref, self.connect, CLOCK, metrics, config)
 
@@ -71,6 +82,7 @@ class DecodeEnd:
     port: StorePort
     receiver: Receiver
     acceptor: ShmAcceptor | None
+    device_acceptor: IpcAcceptor
     server: grpc.aio.Server
     registry: CollectorRegistry
 
@@ -82,6 +94,9 @@ class DecodeEnd:
 
     def staging_bytes(self) -> float:
         return self.counted("baton_kv_staging_bytes")
+
+    def device_staging_bytes(self) -> float:
+        return self.counted("baton_kv_device_staging_bytes")
 
     def holds(self, ticket: HandoffTicket, store: ByteStore) -> bool:
         """Whether the ticket's blocks are those of prefill's store."""
@@ -102,6 +117,10 @@ async def decode_end(
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     ref = worker_ref("decode-0", Role.DECODE, address)
     receiver = Receiver(port, ref, port.store.layout, TransferMetrics(registry))
+    device = DeviceThread(HostDevice(port.store))
+    count = receiver.metrics.set_device_staging_bytes
+    device_acceptor = IpcAcceptor(ref.epoch, config.max_device_staging_bytes, count, device)
+    receiver.admit(device_acceptor)
     acceptor = None
     if config.shm is not SharedMemory.NEVER:
         acceptor = ShmAcceptor(ref.epoch, config.max_staging_bytes, receiver.metrics, create)
@@ -109,7 +128,7 @@ async def decode_end(
     add_kv_transfer_servicer(server, receiver)
     await server.start()
     try:
-        yield DecodeEnd(ref, port, receiver, acceptor, server, registry)
+        yield DecodeEnd(ref, port, receiver, acceptor, device_acceptor, server, registry)
     finally:
         await server.stop(0)
         await receiver.close()

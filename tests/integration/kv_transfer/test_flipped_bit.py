@@ -12,12 +12,15 @@ from core.errors import TransferCorrupt
 from core.ids import TicketId
 from kv_transfer.codec import HEADER_BYTES
 from kv_transfer.config import BridgeConfig
+from kv_transfer.cuda_ipc_transport import connect_on_device
+from kv_transfer.device_thread import DeviceSpan
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
 from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import Room, Transport
 from tests.integration.kv_transfer.bridge import bridge
 from tests.integration.kv_transfer.ends import CLOCK, LAYOUT, WAYS
+from tests.integration.kv_transfer.host_device import HostRegion
 from tests.unit.kv_transfer.doubles import failure_of
 
 
@@ -52,12 +55,22 @@ class Corrupting:
                     frame = bytes(damaged)
                 else:
                     position = self.position - HEADER_BYTES if self.position > 0 else self.position
-                    room.memory[position] ^= 1
+                    flip(room, position)
             self.num_sent += 1
             await send(frame)
 
         push.send, push.room = send_corrupted, remember_room  # type: ignore[method-assign]
         return push
+
+
+def flip(room: Room, position: int) -> None:
+    """One bit of what lies in staging memory."""
+    memory = room.memory
+    if isinstance(memory, DeviceSpan):
+        assert isinstance(memory.region, HostRegion)
+        memory.region.view[memory.offset + position % len(memory)] ^= 1
+    else:
+        memory[position] ^= 1
 
 
 @pytest.mark.parametrize("position", [0, 20, 40, 60, 71, 72, 72 + 16384 - 1, -1])
@@ -66,10 +79,13 @@ async def test_one_flipped_bit_anywhere_in_a_frame_ends_the_ticket_and_is_never_
     way: str, position: int, frame_number: int
 ) -> None:
     config = BridgeConfig(
-        frame_bytes=2 * LAYOUT.block_bytes, staged_frame_bytes=2 * LAYOUT.block_bytes, shm=WAYS[way]
+        frame_bytes=2 * LAYOUT.block_bytes,
+        staged_frame_bytes=2 * LAYOUT.block_bytes,
+        device_frame_bytes=2 * LAYOUT.block_bytes,
+        **WAYS[way],
     )
     async with bridge(way) as ends:
-        connect = connect_as_configured(config)
+        connect = connect_on_device(config, ends.prefill_end.device, connect_as_configured(config))
         sender = Sender(
             ends.store,
             ends.prefill,

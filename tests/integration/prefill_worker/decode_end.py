@@ -11,7 +11,7 @@ import numpy.typing as npt
 from core.errors import ServingError, TicketExpired
 from core.handoff import HandoffTicket
 from core.ids import RequestId, TicketId
-from kv_transfer.transport import WriteCheck
+from kv_transfer.transport import Payload, WriteCheck
 
 
 class Arrival:
@@ -81,10 +81,11 @@ class DecodeEnd:
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         assert check is None, "only payloads that travel in their frames are expected here"
+        assert isinstance(payload, memoryview)
         arrival = self.arrivals[ticket_id]
         size = arrival.ticket.layout.block_bytes
         for offset in range(num_blocks):

@@ -28,6 +28,7 @@ from kv_transfer.transport import (
     CommitClaim,
     CommitReceipt,
     Fence,
+    Payload,
     PushStream,
     Room,
     Transport,
@@ -177,7 +178,7 @@ class StorePort:
         ticket_id: TicketId,
         first_index: int,
         num_blocks: int,
-        payload: memoryview,
+        payload: Payload,
         check: WriteCheck | None,
     ) -> None:
         await self.gate.wait()
@@ -186,7 +187,10 @@ class StorePort:
             return
         self.writes.append((ticket_id, first_index, num_blocks))
         block_ids = table[first_index : first_index + num_blocks]
-        self.store.write_blocks(block_ids, payload, None if check is None else check.observe)
+        if isinstance(payload, memoryview):
+            self.store.write_blocks(block_ids, payload, None if check is None else check.observe)
+        else:
+            payload.write_to(block_ids)
         if check is not None and not check.is_right:
             self.expire(ticket_id)
             raise TransferCorrupt("what arrived does not match its checksum", ticket_id=ticket_id)
