@@ -20,7 +20,7 @@ from cluster.ports import choose_port
 from cluster.ray_cluster import RayCluster, StartFailed
 from cluster.run_directory import ServeNote, create_run_directory, remove_run_directory, write_note
 from cluster.sample import QUESTION, curl_line, stream_sample, wait_until_ready
-from cluster.security import peer_security, start_token
+from cluster.security import TOKEN_VARIABLE, peer_security, start_token
 from cluster.steps import Steps
 from cluster.stopper import Stopper, StopRequested
 from core.errors import ServingError
@@ -36,6 +36,7 @@ def serve(config: BatonConfig, console: Console) -> int:
     """
     config, api_key = with_start_key(config)
     token = start_token(config.security, os.environ)
+    os.environ.pop(TOKEN_VARIABLE, None)  # what is started below has no business with it
     if config.cluster.is_own:
         peer_security(config.security, token)  # a missing file ends the start here instead of in each process
     stopper = Stopper()

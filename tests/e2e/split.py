@@ -19,7 +19,9 @@ from typing import Any
 import uvicorn
 
 from cluster.config import config_from_settings
+from cluster.security import peer_security
 from core.ids import Role, WorkerRef
+from core.peer_security import new_cluster_token
 from core.worker_status import Announcement
 from router.app import create_app
 from router.served_model import ServedModel
@@ -85,7 +87,16 @@ class SplitSystem:
     """A running system; prefill reaches decode only through `bridge`."""
 
     def __init__(self, model: Path, settings: dict[str, Any], folder: Path) -> None:
-        settings = {**settings, "engine": {**settings.get("engine", {}), "model": str(model)}}
+        token_file = folder / "token"
+        token_file.touch(0o600)
+        token_file.write_text(new_cluster_token().secret)
+        settings = {
+            **settings,
+            "engine": {**settings.get("engine", {}), "model": str(model)},
+            "security": {"token_file": str(token_file)},
+        }
+        config = config_from_settings(settings)
+        security = peer_security(config.security, None)
         roles = (Role.PREFILL, Role.DECODE)
         self._workers = [WorkerProcess(role, settings, folder / f"{role.value}.log") for role in roles]
         self.pids = {role: worker.process.pid for role, worker in zip(roles, self._workers, strict=True)}
@@ -101,9 +112,8 @@ class SplitSystem:
         def connect(ref: WorkerRef) -> Worker:
             """The router reaches decode directly: the bridge is prefill's way alone."""
             is_listed = ref.address == listed.ref.address
-            return GrpcWorker(dataclasses.replace(ref, address=direct) if is_listed else ref)
+            return GrpcWorker(dataclasses.replace(ref, address=direct) if is_listed else ref, security)
 
-        config = config_from_settings(settings)
         app = create_app(
             config.router,
             ServedModel.load(model, config.router.model_name),

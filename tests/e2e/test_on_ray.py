@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from core import telemetry
-from tests.e2e import on_ray, profiles, prompts, sockets
+from core.errors import StaleEpoch, Unauthenticated
+from core.peer_security import PeerSecurity, new_cluster_token
+from tests.e2e import on_ray, profiles, prompts, sockets, strangers
 from tests.e2e.checks import survives
 from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fixtures import Report
@@ -28,9 +30,14 @@ STATUS_S = 3.0
 CLIENT_PYTHON = ROOT / ".venv-client" / "bin" / "python"
 
 
+TOKEN = new_cluster_token()
+
+
 @pytest.fixture(scope="module")
 def system(fleet: Fleet) -> System:
-    return fleet.system(profiles.WIRE, is_local=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BATON_CLUSTER_TOKEN", TOKEN.secret)
+        return fleet.system(profiles.WIRE, is_local=False)
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,19 @@ def test_prefill_and_decode_are_processes_of_their_own(system: System) -> None:
     prefill, decode = on_ray.workers(system, "prefill"), on_ray.workers(system, "decode")
     assert (len(prefill), len(decode)) == (1, 2)
     assert len({process.pid for process in [*prefill, *decode]}) == 3
+
+
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_worker_answers_nobody_without_the_token(system: System, role: str) -> None:
+    for process in on_ray.workers(system, role):
+        for stranger in (PeerSecurity(), PeerSecurity(new_cluster_token())):
+            assert strangers.answers(process, stranger).count(Unauthenticated) == 1
+        # with the token it is let in: it then meets the check of what it asks for
+        assert strangers.answers(process, PeerSecurity(TOKEN)).count(StaleEpoch) == 1
+
+
+def test_the_token_stands_nowhere(system: System) -> None:
+    assert strangers.places_with(TOKEN.secret, system) == []
 
 
 def received(system: System) -> int:
