@@ -1,8 +1,9 @@
 """DecodeLoop: everything that happens on the step thread of a decode worker.
 
-Owns the scheduler, the inbox and the running generations, and so all access to pool and allocator. Knows no
-event loop: what the streams get leaves through `deliver`, at most once per step, command or tick. Every
-method runs on the step thread.
+Owns the scheduler, the inbox and the running generations, and so all access to pool and allocator. How steps
+follow each other is the pipeline's, how jobs come to their tickets is the claims'. Knows no event loop: what
+the streams get leaves through `deliver`, at most once per step, command or tick. Every method runs on the
+step thread.
 """
 
 from __future__ import annotations
@@ -12,29 +13,27 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from core.clock import Clock, Deadline
-from core.errors import Cancelled, DeadlineExceeded, Overloaded, ServingError, StepFailed, WorkerDraining
-from core.handoff import HandoffTicket, TicketState
+from core.errors import Cancelled, DeadlineExceeded, ServingError, WorkerDraining
+from core.handoff import HandoffTicket
 from core.ids import TicketId, WorkerRef
 from core.jobs import CancelJob, GenerateJob
 from core.worker_status import WorkerStatus
 from decode_worker.admission import check_job
+from decode_worker.claims import LIVE, Claims
 from decode_worker.config import DecodeConfig
 from decode_worker.generation import Generation
 from decode_worker.generations import Generations
 from decode_worker.inbox import Inbox
 from decode_worker.metrics import TicketMetrics
 from decode_worker.scheduler import Scheduler
+from decode_worker.step_pipeline import StepPipeline
 from decode_worker.step_tokens import StepTokens
 from decode_worker.stream import Delivery, Stream
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
-from engine.step import StepPlan
-from engine.step_costs import StepCosts, StepWork
 from kv_transfer.transport import Payload, WriteCheck
 
 _log = logging.getLogger(__name__)
-
-_LIVE = (TicketState.RESERVED, TicketState.SENDING, TicketState.COMMITTED)
 
 
 class DecodeLoop:
@@ -60,7 +59,6 @@ class DecodeLoop:
         self._clock = clock
         self._deliver = deliver
         self._metrics = metrics
-        self._costs = StepCosts()
         self._ticket_metrics = ticket_metrics
         self._scheduler = Scheduler(config, runner.cache, runner.model_config.eos_token_ids)
         self._inbox = Inbox(ref, runner.cache, runner.cache.pool, config, clock, ticket_metrics.observe_end)
@@ -72,8 +70,10 @@ class DecodeLoop:
             runner.max_context,
             metrics,
         )
-        self._claimers: dict[TicketId, Generation] = {}
-        self._num_preemptions = 0
+        self._claims = Claims(self._inbox, self._generations, clock, config.ticket_wait_s, self._end)
+        self._pipeline = StepPipeline(
+            runner, self._scheduler, self._generations, clock, metrics, end_failed=self._end
+        )
         self.progress_at = clock.now()
         self.is_draining = False
 
@@ -86,15 +86,7 @@ class DecodeLoop:
         except ServingError as error:
             self._deliver([Delivery(stream, error=error)], ())
             return
-        generation = self._generations.open(job, stream, deadline)
-        ticket_id = job.ticket_id
-        if ticket_id is None or ticket_id in self._claimers:
-            self._start_here(generation)
-        else:
-            generation.waiting_since = self._clock.now()
-            self._claimers[ticket_id] = generation
-            self._inbox.expect(ticket_id)
-            self._settle(ticket_id)
+        self._claims.open(self._generations.open(job, stream, deadline))
         self._flush()
 
     def cancel_stream(self, stream: Stream, reason: str) -> None:
@@ -120,7 +112,8 @@ class DecodeLoop:
         self._flush()
 
     def end_all(self, error: ServingError) -> None:
-        """End every stream by `error` and every ticket that is not claimed."""
+        """End every stream by `error` and every ticket that is not claimed, after the step that runs."""
+        self._pipeline.settle()
         for generation in self._generations:
             self._end(generation, error)
         self._inbox.abort_all()
@@ -150,13 +143,13 @@ class DecodeLoop:
 
     def commit(self, ticket_id: TicketId, num_tokens: int, num_pushed_blocks: int) -> None:
         self._inbox.commit(ticket_id, num_tokens, num_pushed_blocks)
-        self._settle(ticket_id)
+        self._claims.settle(ticket_id)
         self._flush()
 
     def abort(self, ticket_id: TicketId, reason: str, time_left_s: float) -> None:
         _log.info("ticket %s aborted by prefill: %s", ticket_id, reason)
         self._inbox.abort(ticket_id, time_left_s)
-        self._settle(ticket_id)
+        self._claims.settle(ticket_id)
         self._flush()
 
     def keepalive(self, ticket_id: TicketId) -> None:
@@ -165,26 +158,11 @@ class DecodeLoop:
     # ------------------------------------------------------------ steps
 
     def step(self) -> bool:
-        """One step, if anything can run."""
-        plan = self._scheduler.schedule(self._inbox.num_reserved_samples)
-        for _ in range(self._scheduler.num_preemptions - self._num_preemptions):
-            self._metrics.observe_preemption()
-        self._num_preemptions = self._scheduler.num_preemptions
-        for sequence in self._scheduler.started:
-            self._metrics.observe_start(sequence)
-        if not len(plan):
+        """Start a step and apply one, if anything can run."""
+        if not self._pipeline.advance(self._inbox.num_reserved_samples):
             return False
-        before = self._clock.now()
-        self._observe_slots(before)
-        chunks = [item.num_scheduled_tokens for item in plan.chunks if item.num_scheduled_tokens > 1]
-        num_streams = len(plan) - len(chunks)
-        self._run(plan)
         self._flush()
-        now = self._clock.now()
-        self.progress_at = now
-        self._metrics.observe_step(now - before, sum(chunks))
-        self._costs.observe(now - before, StepWork(sum(chunks), num_streams), self._runner.was_beside)
-        self._observe_slots(now)
+        self.progress_at = self._clock.now()
         self._metrics.observe_status(self.status())
         return True
 
@@ -194,12 +172,11 @@ class DecodeLoop:
         for generation in self._generations.take_overdue(now):
             self._end(generation, DeadlineExceeded("the deadline passed before the answer was complete"))
         self._inbox.expire()
-        for ticket_id in list(self._claimers):
-            self._settle(ticket_id)
+        self._claims.settle_all()
         self._flush()
         if not self._scheduler.has_work:
             self.progress_at = now
-        self._observe_slots(now)
+        self._pipeline.observe_slots()
         self._metrics.observe_status(self.status())
         self._ticket_metrics.observe_states(self._inbox.num_by_state())
 
@@ -229,7 +206,7 @@ class DecodeLoop:
         return WorkerStatus(
             ref=self._ref,
             is_draining=self.is_draining,
-            num_waiting=scheduler.num_waiting + len(self._claimers),
+            num_waiting=scheduler.num_waiting + len(self._claims),
             num_running=scheduler.num_running,
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_running_tokens=scheduler.num_running_tokens,
@@ -244,102 +221,24 @@ class DecodeLoop:
             num_shared_cores=self._runner.num_shared_cores,
             max_step_tokens=self._config.token_budget,
             max_chunk_tokens=self._config.prefill_chunk,
-            alone=self._costs.alone,
-            beside=self._costs.beside,
+            alone=self._pipeline.costs.alone,
+            beside=self._pipeline.costs.beside,
         )
 
     # ------------------------------------------------------------ inside
 
     def _check(self, job: GenerateJob) -> None:
-        if self.is_draining and (job.ticket_id is None or self._inbox.state(job.ticket_id) not in _LIVE):
+        if self.is_draining and (job.ticket_id is None or self._inbox.state(job.ticket_id) not in LIVE):
             raise WorkerDraining("this worker takes no new work", worker_id=self._ref.worker_id)
         model, layout = self._runner.model_config, self._runner.layout
         check_job(
             job, self._runner.max_context, self._allocator.num_blocks * layout.block_size, model.vocab_size
         )
 
-    def _run(self, plan: StepPlan) -> None:
-        try:
-            output = self._runner.run(plan)
-        except Exception as error:  # noqa: BLE001 - logged, and told to whom it hits
-            _log.exception("a step of %d sequences failed", len(plan))
-            failure = StepFailed(f"the engine failed on this request ({type(error).__name__})")
-        else:
-            self._generations.apply(plan, output)
-            return
-        self._run_apart(plan, failure)
-
-    def _run_apart(self, plan: StepPlan, failure: StepFailed) -> None:
-        """A step failed: run its sequences one by one, so that only those which fail alone are lost.
-
-        Nothing was applied yet, and computing a token again writes the same KV to the same slots.
-        """
-        for sequence, part in plan.apart():
-            generation = self._generations.owner(sequence)
-            if generation is None:
-                continue  # a sibling has failed
-            if len(plan) == 1:
-                self._end(generation, failure)
-            else:
-                self._run(part)
-
-    def _settle(self, ticket_id: TicketId) -> None:
-        """Let the Generate that waits for the ticket go on, if the ticket's fate or the wait is decided."""
-        generation = self._claimers.get(ticket_id)
-        if generation is None:
-            return
-        state = self._inbox.state(ticket_id)
-        if state is TicketState.COMMITTED:
-            self._stop_waiting(generation)
-            self._claim(generation, ticket_id)
-        elif state is None or state in _LIVE:
-            assert generation.waiting_since is not None
-            since = max(generation.waiting_since, self._inbox.pushed_at(ticket_id) or 0.0)
-            if self._clock.now() - since >= self._config.ticket_wait_s:
-                self._inbox.abort(ticket_id)  # a late Offer or Commit is refused: nobody waits for it
-                self._stop_waiting(generation)
-                self._start_here(generation)
-        else:
-            self._stop_waiting(generation)
-            self._start_here(generation)
-
-    def _claim(self, generation: Generation, ticket_id: TicketId) -> None:
-        sequences = self._generations.match_ticket(generation, self._inbox.ticket(ticket_id))
-        if not sequences:
-            _log.warning("ticket %s does not carry the KV of the request that claims it", ticket_id)
-            self._inbox.abort(ticket_id)
-            self._start_here(generation)
-            return
-        generation.claimed = ticket_id
-        reservation = self._inbox.claim(ticket_id)
-        try:
-            self._generations.start_claimed(generation, sequences, reservation)
-        except Overloaded as error:
-            self._end(generation, error)
-
-    def _start_here(self, generation: Generation) -> None:
-        try:
-            self._generations.start_here(generation)
-        except Overloaded as error:
-            self._end(generation, error)
-
-    def _stop_waiting(self, generation: Generation) -> None:
-        if generation.waiting_since is None:
-            return
-        assert generation.job.ticket_id is not None
-        generation.waiting_since = None
-        del self._claimers[generation.job.ticket_id]
-        self._inbox.unexpect(generation.job.ticket_id)
-
     def _end(self, generation: Generation, error: ServingError) -> None:
-        self._stop_waiting(generation)
+        self._claims.withdraw(generation)
         self._generations.end(generation, error)
-        self._release_ticket(generation)
-
-    def _release_ticket(self, generation: Generation) -> None:
-        if generation.claimed is not None:
-            self._inbox.release(generation.claimed)
-            generation.claimed = None
+        self._claims.release((generation,))
 
     def _leaves_watermark(self, ticket: HandoffTicket) -> bool:
         """Whether those who run keep room for their growth beside the ticket. An estimate; the reservation
@@ -358,13 +257,9 @@ class DecodeLoop:
     def _tables(self) -> Iterator[Sequence[int]]:
         return chain(self._scheduler.tables(), self._inbox.tables())
 
-    def _observe_slots(self, now: float) -> None:
-        self._metrics.observe_slots(self._scheduler.num_held_slots, self._scheduler.num_computed_tokens, now)
-
     def _flush(self) -> None:
         tokens = self._generations.take_tokens()
         deliveries, finished = self._generations.take_deliveries()
-        for generation in finished:
-            self._release_ticket(generation)
+        self._claims.release(finished)
         if deliveries or tokens:
             self._deliver(deliveries, tokens)

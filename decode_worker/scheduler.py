@@ -8,7 +8,7 @@ on the step thread.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from decode_worker.config import DecodeConfig
 from decode_worker.running import Running
@@ -38,6 +38,8 @@ class Scheduler:
         self._first_samples: dict[Sequence, tuple[int, ...]] = {}
         self._num_uncached: dict[Sequence, int] = {}
         self._num_arrived = 0
+        self._in_flight: list[StepPlan] = []
+        self._leaving: list[Sequence] = []  # removed while a step computes them: their blocks stay until then
         self.num_preemptions = 0
         self.started: tuple[Sequence, ...] = ()
         """The newcomers of the last plan."""
@@ -86,11 +88,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return len(self._running) + len(self._waiting) > 0
+        return len(self._running) + len(self._waiting) + len(self._in_flight) > 0
 
     def tables(self) -> Iterator[list[int]]:
         """The block tables of all sequences here, for the allocator's check."""
-        return (sequence.block_table for sequence in self._arrivals)
+        return (sequence.block_table for sequence in (*self._arrivals, *self._leaving))
 
     def check(self) -> None:
         """Assert that each running sequence reads or has a row, and that the rows are right."""
@@ -121,7 +123,9 @@ class Scheduler:
         self._join(sample)
 
     def remove(self, sequence: Sequence) -> None:
-        """Finished or no longer wanted: give its blocks back. The sequence must be here."""
+        """Finished or no longer wanted: give its blocks back, as soon as no step that runs works on them. The
+        sequence must be here.
+        """
         if sequence in self._num_uncached:
             self._waiting.remove(sequence)
             del self._num_uncached[sequence]
@@ -129,32 +133,59 @@ class Scheduler:
             self._running.leave(sequence)
         del self._arrivals[sequence]
         self._first_samples.pop(sequence, None)
-        self._cache.release(sequence)
+        if any(sequence in plan for plan in self._in_flight):
+            self._leaving.append(sequence)
+        else:
+            self._cache.release(sequence)
 
     # ------------------------------------------------------------ one step
 
     def schedule(self, num_reserved_samples: int = 0) -> StepPlan:
         """The next step; empty if nothing can run. `num_reserved_samples`: places kept for tickets."""
-        self.is_short = False
-        self.started = ()
-        num_preemptions = self.num_preemptions
+        assert not self._in_flight, "whoever is preempted may still be computed"
         self._running.settle_readers()
+        num_preemptions = self.num_preemptions
         self._grow_streams()
-        plan = self._plan_last_tokens()
-        num_streams = len(self._running.streams) + len(plan)
-        budget = self._config.token_budget - num_streams
-        if num_streams:
-            budget = min(budget, self._config.prefill_chunk)
-        budget -= self._plan_chunks(plan, budget)
-        if self.num_preemptions > num_preemptions:
-            self.is_short = True
-        else:
-            self._plan_newcomers(plan, budget, self._config.max_num_seqs - num_reserved_samples)
-        return StepPlan(tuple(plan), streams=self._running.streams.step())
+        return self._plan(StepPlan(), num_reserved_samples, self.num_preemptions > num_preemptions)
+
+    def try_schedule_ahead(self, num_reserved_samples: int = 0) -> StepPlan | None:
+        """The step after the one that runs, whose tokens are not known yet; None if its result has to be
+        awaited, by its nature or because blocks are scarce: nobody is preempted while a step runs.
+        """
+        (running,) = self._in_flight
+        self.started = ()
+        if running.must_be_known:
+            return None
+        running = running.take(*running.rows_without(self._leaving)) if self._leaving else running
+        self._running.settle_readers()
+        streams = self._running.streams
+        for sequence, num_tokens in streams.at_border(running.streams):
+            num_blocks = len(sequence.block_table)
+            if not self._cache.try_grow(sequence, num_tokens):
+                return None
+            streams.enter_block(sequence, num_tokens, len(sequence.block_table) - num_blocks)
+        return self._plan(running, num_reserved_samples)
+
+    def begin(self, plan: StepPlan) -> None:
+        """The step is started: until `end`, nobody else gets the blocks of its sequences."""
+        self._in_flight.append(plan)
+
+    def end(self, plan: StepPlan) -> tuple[Sequence, ...]:
+        """The step has run, or nothing of it counts; steps end in the order of their beginnings. Returns
+        those who left meanwhile, whose blocks are given back now.
+        """
+        assert self._in_flight[0] is plan
+        del self._in_flight[0]
+        gone = tuple(sequence for sequence in self._leaving if sequence in plan)
+        for sequence in gone:
+            if not any(sequence in later for later in self._in_flight):
+                self._leaving.remove(sequence)
+                self._cache.release(sequence)
+        return gone
 
     def advance(self, plan: StepPlan, token_ids: Ints) -> None:
         """After the step ran: its tokens are computed, each stream has its next one of `token_ids`, blocks
-        that became full get their names.
+        that became full get their names. All of its sequences are still here.
         """
         for sequence in self._running.streams.advance(plan.streams, token_ids):
             self._cache.publish_full(sequence)
@@ -175,24 +206,35 @@ class Scheduler:
     def _grow_streams(self) -> None:
         """Blocks for the streams that need one; oldest first, so that the newest pays for scarcity."""
         streams = self._running.streams
-        for sequence in streams.at_border():
+        for sequence, num_tokens in streams.at_border():
             num_blocks = len(sequence.block_table)
             if sequence in streams and self._make_room(sequence):
-                streams.enter_block(sequence, len(sequence.block_table) - num_blocks)
+                streams.enter_block(sequence, num_tokens, len(sequence.block_table) - num_blocks)
 
-    def _plan_last_tokens(self) -> list[ScheduledSequence]:
-        """Prompts of which one token is left run like streams; their blocks came when they started."""
-        return [self._scheduled(item, 1) for item in self._running.reading if item.num_uncomputed_tokens == 1]
-
-    def _plan_chunks(self, plan: list[ScheduledSequence], budget: int) -> int:
-        """Chunks of prefills that have started; they got their blocks then. Returns the tokens planned."""
-        num_planned = 0
-        for sequence in self._running.reading:
-            if sequence.num_uncomputed_tokens > 1 and num_planned < budget:
-                chunk = min(sequence.num_uncomputed_tokens, budget - num_planned)
-                plan.append(self._scheduled(sequence, chunk))
-                num_planned += chunk
-        return num_planned
+    def _plan(self, running: StepPlan, num_reserved_samples: int, is_short: bool = False) -> StepPlan:
+        """What to run after `running`. The streams have their blocks."""
+        self.is_short = is_short
+        self.started = ()
+        streams = self._running.streams.step(running.streams)
+        ahead = {item.sequence: item.num_scheduled_tokens for item in running.chunks}
+        left = [
+            (sequence, sequence.num_uncomputed_tokens - ahead.get(sequence, 0))
+            for sequence in self._running.reading
+        ]
+        # prompts of which one token is left run like streams; readers got their blocks when they started
+        plan = [self._scheduled(item, 1, ahead) for item, num_left in left if num_left == 1]
+        num_streams = len(streams) + len(plan)
+        budget = self._config.token_budget - num_streams
+        if num_streams:
+            budget = min(budget, self._config.prefill_chunk)
+        for sequence, num_left in left:
+            if num_left > 1 and budget > 0:
+                chunk = min(num_left, budget)
+                plan.append(self._scheduled(sequence, chunk, ahead))
+                budget -= chunk
+        if not is_short:
+            self._plan_newcomers(plan, budget, self._config.max_num_seqs - num_reserved_samples)
+        return StepPlan(tuple(plan), streams=streams)
 
     def _plan_newcomers(self, plan: list[ScheduledSequence], budget: int, max_running: int) -> None:
         while self._waiting and budget > 0:
@@ -205,7 +247,7 @@ class Scheduler:
             self._running.enter(sequence)
             self.started += (sequence,)
             chunk = min(sequence.num_uncomputed_tokens, budget)
-            plan.append(self._scheduled(sequence, chunk))
+            plan.append(self._scheduled(sequence, chunk, {}))
             budget -= chunk
 
     def _try_start(self, sequence: Sequence) -> bool:
@@ -250,8 +292,11 @@ class Scheduler:
         if not has_place or not self._cache.try_grow(sequence, sequence.num_tokens):
             self._preempt(sequence)
 
-    def _scheduled(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), self.first_samples(sequence))
+    def _scheduled(
+        self, sequence: Sequence, num_tokens: int, ahead: Mapping[Sequence, int]
+    ) -> ScheduledSequence:
+        samples, num_ahead = self.first_samples(sequence), ahead.get(sequence, 0)
+        return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), samples, num_ahead)
 
     def _arrive(self, sequence: Sequence, arrival: int) -> None:
         assert sequence not in self._arrivals

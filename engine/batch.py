@@ -53,7 +53,7 @@ def build_batch(plan: StepPlan, block_size: int) -> Batch:
     """Lay out the tokens of `plan`. Each sequence must have blocks for its computed and scheduled tokens."""
     num_streams = len(plan.streams)
     num_new = _after(np.ones(num_streams, dtype=np.int64), [i.num_scheduled_tokens for i in plan.chunks])
-    num_context = _after(plan.streams.num_tokens - 1, [i.sequence.num_computed_tokens for i in plan.chunks])
+    num_context = _after(plan.streams.num_tokens - 1, [i.num_context_tokens for i in plan.chunks])
     assert len(num_new), "an empty plan has nothing to run"
     assert num_new.min() > 0, "a scheduled sequence has no token to compute"
     order = np.lexsort((-num_context, -num_new))  # the last key is the first to sort by
@@ -86,7 +86,7 @@ def _token_ids(plan: StepPlan, order: Ints, starts: Ints, num_tokens: int) -> In
     token_ids = np.empty(num_tokens, dtype=np.int64)
     token_ids[places[: len(plan.streams)]] = plan.streams.token_ids
     for item, place in zip(plan.chunks, places[len(plan.streams) :].tolist(), strict=True):
-        first, num_new = item.sequence.num_computed_tokens, item.num_scheduled_tokens
+        first, num_new = item.num_context_tokens, item.num_scheduled_tokens
         part = item.sequence.token_ids[first : first + num_new]
         assert len(part) == num_new, "a sequence is scheduled beyond its tokens"
         token_ids[place : place + num_new] = part

@@ -32,7 +32,9 @@ class EngineConfig:
 
     `dtype` is that of weights, activations and KV; 16 bits on the path of a GPU only, the CPU's operators
     compute in fp32. Logits are fp32 everywhere. `cuda_graphs`: decode steps are recorded at start and
-    replayed.
+    replayed. `overlap`: a decode worker starts a step before it has read the result of the one before, so
+    that planning and handing over tokens cost the device no time; `auto` does so on the path of a GPU. On a
+    CPU there is no time to hide: host and device are the same cores.
     """
 
     model: str = BUNDLED_MODEL
@@ -43,6 +45,7 @@ class EngineConfig:
     kv_cache_bytes: int = _GIB
     gpu_memory_utilization: float = 0.9
     cuda_graphs: bool = True
+    overlap: Literal["auto", "on", "off"] = "auto"
     max_context: int = 0
     threads: int = 0
     enable_prefix_cache: bool = True
@@ -58,6 +61,11 @@ class EngineConfig:
         for name in ("num_kv_blocks", "max_context", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
+
+    @property
+    def is_overlapped(self) -> bool:
+        """Whether a decode worker runs one step ahead of what it knows."""
+        return self.uses_triton if self.overlap == "auto" else self.overlap == "on"
 
     @property
     def uses_triton(self) -> bool:

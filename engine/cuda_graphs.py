@@ -16,10 +16,10 @@ import torch
 
 from engine.batch import Batch, Ints
 from engine.gpu.decode_inputs import DecodeInputs, DecodeShape
-from engine.gpu.token_feed import TokenFeed
 from engine.kernels.attention import TritonAttentionStep, TritonPagedAttention
 from engine.kernels.work import StepWork, plan_work
 from engine.model.transformer import Transformer
+from engine.token_feed import TokenFeed
 
 _GROWTH = 4
 """From one number of attention's splits to the next that is recorded: a launch has that many times its work

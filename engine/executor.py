@@ -19,6 +19,7 @@ from engine.sampling import SampledColumns, SamplingColumns, token_logprobs
 from engine.sampling.sampled import no_tokens
 from engine.step import StepPlan
 from engine.stream_step import StreamStep
+from engine.token_feed import TokenFeed, feed_slots
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -75,9 +76,13 @@ class Executor(Protocol):
 class HostExecutor:
     """Everything is computed when it is asked for."""
 
-    def __init__(self, model: Transformer, attention: AttentionBackend) -> None:
+    def __init__(
+        self, model: Transformer, attention: AttentionBackend, feed: TokenFeed | None = None
+    ) -> None:
+        """`feed` keeps tokens for plans that do not know them; without, each plan has to know all."""
         self._model = model
         self._attention = attention
+        self._feed = feed
 
     @property
     def warm_up_sampling(self) -> Sequence[SamplingParams]:
@@ -87,7 +92,12 @@ class HostExecutor:
         """There is nothing to record."""
 
     def forward(self, plan: StepPlan, batch: Batch) -> torch.Tensor:
-        return self._model.forward(batch.token_ids, batch.positions, self._attention.plan(batch))
+        token_ids = batch.token_ids
+        slots = feed_slots(plan.streams, batch)
+        if slots is not None:
+            assert self._feed is not None, "this engine was not told to run ahead"
+            token_ids = self._feed.resolve(token_ids, torch.from_numpy(slots))
+        return self._model.forward(token_ids, batch.positions, self._attention.plan(batch))
 
     def logits(self, hidden: torch.Tensor, rows: Ints, samples: Ints | None = None) -> torch.Tensor:
         logits = self._model.logits(hidden[torch.from_numpy(rows)])
@@ -97,7 +107,8 @@ class HostExecutor:
         return no_tokens()
 
     def remember(self, streams: StreamStep, drawn: Pending[SampledColumns]) -> None:
-        """They are known already."""
+        if self._feed is not None:
+            self._feed.keep(streams, torch.from_numpy(drawn.settled().token_ids[: len(streams)]))
 
     def token_logprobs(
         self, logits: torch.Tensor, token_ids: Sequence[int], num_top: int

@@ -42,6 +42,7 @@ from engine.sampling import (
 from engine.sampling.sampled import no_tokens
 from engine.sequence import new_sequence
 from engine.step import ScheduledSequence, StepLimits, StepOutput, StepPlan
+from engine.token_feed import TokenFeed
 
 # The head is applied to at most this many rows of prompt log-probabilities at a time: with a vocabulary of
 # 150,000, 64 rows are 40 MB of logits.
@@ -75,6 +76,8 @@ class ModelRunner:
         self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
         self._executor, self._sampler = _engine_parts(loaded, config, pool, limits)
         self._cores = _core_share(config, loaded)
+        self.is_overlapped = config.is_overlapped
+        """Whether a worker that decodes starts a step before it has read the one before."""
         self.num_shared_cores = usable_cores() if loaded.device.type == "cpu" and not config.threads else 0
         """Cores that other workers of the host may take from a step; 0: its speed does not depend on them."""
 
@@ -96,9 +99,9 @@ class ModelRunner:
     def start(self, plan: StepPlan) -> RunningStep:
         """Begin a step: on a GPU it is queued, and the host does not wait; on a CPU it is computed here.
 
-        Steps run in the order of their starts. On a GPU a plan may hold streams whose last token is
-        UNKNOWN_TOKEN: the one that the last started step samples for them. Their logits must not be
-        penalized, since penalties are computed from the tokens that the host knows.
+        Steps run in the order of their starts. On a GPU, and where `overlap` is on, a plan may hold streams
+        whose last token is UNKNOWN_TOKEN: the one that the last started step samples for them. Their logits
+        must not be penalized, since penalties are computed from the tokens that the host knows.
         """
         with self._core_part() as num_threads:
             if num_threads and num_threads != torch.get_num_threads():
@@ -195,7 +198,7 @@ class ModelRunner:
                 continue
             # Position p predicts the prompt's token p + 1. What an earlier run of this sequence has recorded
             # before it was preempted is not recorded twice.
-            context = sequence.num_computed_tokens
+            context = item.num_context_tokens
             first = max(context, len(sequence.prompt_logprobs))
             last = min(context + item.num_scheduled_tokens, sequence.num_prompt_tokens - 1)
             found[index] = []
@@ -241,7 +244,8 @@ def _engine_parts(
         backend: AttentionBackend = NativePagedAttention(loaded.ops, pool.tensor, num_heads)
     else:
         backend = TorchPagedAttention(pool.tensor, num_heads)
-    return HostExecutor(loaded.transformer, backend), Sampler()
+    feed = TokenFeed(limits.num_slots, loaded.device) if config.is_overlapped else None
+    return HostExecutor(loaded.transformer, backend, feed), Sampler()
 
 
 def _num_blocks(loaded: LoadedModel, config: EngineConfig, layout: KVLayout, limits: StepLimits) -> int:

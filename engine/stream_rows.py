@@ -2,7 +2,8 @@
 
 Owns a mirror of what a step needs of its sequences (last token, length, block table, settings), so that
 nothing is gathered from Python objects for each of them. The sequences stay right by themselves: blocks are
-theirs and KVCache's, their order and place here is the scheduler's. Used on the step thread.
+theirs and KVCache's, their order and place here is the scheduler's. What is kept is what is known: a step
+that still runs is an argument, its streams are counted one token further. Used on the step thread.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.sampling.settings import Ints, Records, settings_of
 from engine.sequence import Sequence
-from engine.stream_step import NO_STREAMS, TRAITS, StreamStep
+from engine.stream_step import NO_STREAMS, TRAITS, UNKNOWN_TOKEN, StreamStep
 
 _NO_ID = -1
 
@@ -92,38 +94,49 @@ class StreamRows:
 
     # ------------------------------------------------------------ one step
 
-    def at_border(self) -> list[Sequence]:
-        """Streams whose last token is the first of a block, in order; the block may have to be found."""
-        num_tokens = self._num_tokens[self._in_order()[0]]
-        found = np.flatnonzero((num_tokens - 1) % self._block_size == 0)
-        return [self._sequences[index] for index in found.tolist()]
+    def at_border(self, running: StreamStep = NO_STREAMS) -> list[tuple[Sequence, int]]:
+        """Streams whose last token is the first of a block, in order, with their number of tokens; the block
+        may have to be found. For `running` see `step`.
+        """
+        num_tokens, is_due, _ = self._due(running)
+        found = np.flatnonzero(((num_tokens - 1) % self._block_size == 0) & is_due)
+        return [(self._sequences[index], int(num_tokens[index])) for index in found.tolist()]
 
-    def enter_block(self, sequence: Sequence, num_new_blocks: int) -> None:
+    def enter_block(self, sequence: Sequence, num_tokens: int, num_new_blocks: int) -> None:
         """The table of a stream at a border holds its block now; `num_new_blocks` were added to it."""
-        index = (sequence.num_tokens - 1) // self._block_size
+        index = (num_tokens - 1) // self._block_size
         self._widen(index + 1)
         slot = self._slots[sequence]
         self._tables[slot, index] = sequence.block_table[index]
         self._num_named[slot] = index + 1
         self.num_blocks += num_new_blocks
 
-    def step(self) -> StreamStep:
-        """All streams as they are. Each must have blocks for all its tokens."""
+    def step(self, running: StreamStep = NO_STREAMS) -> StreamStep:
+        """All streams as they are. Each must have blocks for all its tokens.
+
+        `running`: rows of a step that runs, all of them still here. Their new tokens are unknown, and those
+        that end with them by length are left out.
+        """
         if not self._sequences:
             return NO_STREAMS
         slots, traits, end_ids = self._in_order()
-        num_tokens = self._num_tokens[slots]
+        num_tokens, is_due, is_ahead = self._due(running)
+        if not is_due.any():
+            return NO_STREAMS
         num_blocks = -(-num_tokens // self._block_size)
-        assert (num_blocks == self._num_named[slots]).all(), "a stream lacks a block for its last token"
-        return StreamStep(
+        assert (num_blocks == self._num_named[slots])[is_due].all(), (
+            "a stream lacks a block for its last token"
+        )
+        step = StreamStep(
             sequences=tuple(self._sequences),
             slots=slots,
-            token_ids=self._token_ids[slots],
+            token_ids=np.where(is_ahead, UNKNOWN_TOKEN, self._token_ids[slots]),
             num_tokens=num_tokens,
-            block_tables=self._tables[slots, : num_blocks.max()],
+            block_tables=self._tables[slots, : num_blocks[is_due].max()],
             traits=traits,
             end_ids=end_ids,
         )
+        return step if is_due.all() else step.take(np.flatnonzero(is_due))
 
     def advance(self, step: StreamStep, token_ids: Ints) -> list[Sequence]:
         """The streams of `step` have computed their last token and get the next, one each. Returns those
@@ -158,6 +171,20 @@ class StreamRows:
         assert self.num_computed_tokens == sum(sequence.num_computed_tokens for sequence in self._sequences)
 
     # ------------------------------------------------------------ inside
+
+    def _due(self, running: StreamStep) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
+        """For each stream in order: its tokens once `running` has ended, whether it has another one to
+        compute then, and whether it is among `running`.
+        """
+        slots, traits, _ = self._in_order()
+        num_tokens = self._num_tokens[slots]
+        if not len(running):
+            return num_tokens, np.ones(len(slots), dtype=np.bool_), np.zeros(len(slots), dtype=np.bool_)
+        is_running = np.zeros(len(self._num_tokens), dtype=np.bool_)
+        is_running[running.slots] = True
+        is_ahead = is_running[slots]
+        num_tokens += is_ahead
+        return num_tokens, ~(is_ahead & (num_tokens >= traits["max_tokens"])), is_ahead
 
     def _in_order(self) -> tuple[Ints, Records, Ints]:
         """Slots, traits and ids that end, in the order of `_sequences`: the same until somebody comes or

@@ -7,12 +7,12 @@ a copy of what `StreamRows` keeps; made and used on the step thread.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.row import row_of
+from engine.sampling.row import SamplingRow, row_of
 from engine.sampling.settings import SETTINGS, Ints, Records, SamplingColumns, is_adjusted
 from engine.sequence import Sequence
 
@@ -29,7 +29,7 @@ TRAITS = np.dtype(
 """What stays the same of a stream from step to step."""
 
 UNKNOWN_TOKEN = -1
-"""In place of a token that a step which still runs samples. Only an engine with a device takes it."""
+"""In place of a token that a step which still runs samples."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,11 +71,21 @@ class StreamStep:
         )
 
     def sampling(self, eos_token_ids: frozenset[int]) -> SamplingColumns:
-        """The rows to sample."""
+        """The rows to sample. Where the last token is unknown, it is so in the row's history, too."""
         settings, positions = self.traits["sampling"], self.positions
-        changed = np.flatnonzero(is_adjusted(settings, positions)).tolist()
-        rows = {index: row_of(self.sequences[index], eos_token_ids) for index in changed}
+        rows: dict[int, SamplingRow] = {}
+        for index in np.flatnonzero(is_adjusted(settings, positions)).tolist():
+            row = row_of(self.sequences[index], eos_token_ids)
+            if self.token_ids[index] == UNKNOWN_TOKEN:
+                assert not settings["needs_history"][index], "penalties need a history that the host knows"
+                row = replace(row, token_ids=[*row.token_ids, UNKNOWN_TOKEN])
+            rows[index] = row
         return SamplingColumns(settings, positions, rows)
+
+    def known(self) -> StreamStep:
+        """The same rows, once the step before has ended and its tokens are those of the sequences."""
+        last = [sequence.token_ids[-1] for sequence in self.sequences]
+        return replace(self, token_ids=np.array(last, dtype=np.int64))
 
     def is_ended_by(self, token_ids: Ints) -> NDArray[np.bool_]:
         """Which streams end with these tokens, by `finish_reason_after`."""

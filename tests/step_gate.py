@@ -12,7 +12,8 @@ import math
 import threading
 
 from engine.runner import ModelRunner
-from engine.step import StepOutput, StepPlan
+from engine.running_step import RunningStep
+from engine.step import StepPlan
 from tests.doubles import settle
 
 WAIT_S = 30.0
@@ -23,12 +24,12 @@ class StepGate:
     """Open until `hold`. Whoever makes one must `release` it before the step thread is to end."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._run = runner.run
+        self._start = runner.start
         self._changed = threading.Condition()
         self._max_steps = math.inf
         self._is_waiting = False
         self.num_steps = 0
-        runner.run = self._run_when_open  # type: ignore[method-assign]
+        runner.start = self._start_when_open  # type: ignore[method-assign]
 
     def hold(self, after: int = 0) -> None:
         """Let `after` more steps begin; the one that would follow them stands at the gate."""
@@ -61,14 +62,14 @@ class StepGate:
 
     # ------------------------------------------------------------ on the step thread
 
-    def _run_when_open(self, plan: StepPlan) -> StepOutput:
+    def _start_when_open(self, plan: StepPlan) -> RunningStep:
         with self._changed:
             self._is_waiting = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: self.num_steps < self._max_steps)
             self._is_waiting = False
             self.num_steps += 1
-        return self._run(plan)
+        return self._start(plan)
 
     def _wait_reached(self) -> bool:
         with self._changed:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Items
 
-import numpy as np
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
@@ -24,7 +23,7 @@ from engine.running_step import RunningStep
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan
 from engine.stream_rows import StreamRows
-from engine.stream_step import UNKNOWN_TOKEN
+from engine.stream_step import NO_STREAMS, StreamStep
 
 
 def make_sequence(model: RandomModel, index: int, num_tokens: int, max_tokens: int) -> Sequence:
@@ -77,19 +76,19 @@ class Steps:
         """As a worker does: a step is planned and started while the one before runs, whose tokens stay on the
         device.
         """
-        running: RunningStep | None = None
-        for _ in range(num_steps):
-            for sequence in self._rows.at_border():
-                self._rows.enter_block(sequence, 0)  # it has the block since its start
-            step = self._rows.step()
-            started = self._runner.start(StepPlan(streams=step))
-            self._rows.advance(step, np.full(len(step), UNKNOWN_TOKEN))
-            if running is not None:
-                running.result()
-            running = started
-        assert running is not None
-        running.result()
+        step, running = self._start(NO_STREAMS)
+        for _ in range(num_steps - 1):
+            following, started = self._start(step)
+            self._rows.advance(step, running.result().streams.token_ids)
+            step, running = following, started
+        self._rows.advance(step, running.result().streams.token_ids)
         synchronize()
+
+    def _start(self, running: StreamStep) -> tuple[StreamStep, RunningStep]:
+        for sequence, num_tokens in self._rows.at_border(running):
+            self._rows.enter_block(sequence, num_tokens, 0)  # it has the block since its start
+        step = self._rows.step(running)
+        return step, self._runner.start(StepPlan(streams=step))
 
 
 def busy_seconds(call: Callable[[], None]) -> float:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from engine.batch import Batch, Ints
-from engine.gpu.token_feed import NO_SLOT
 from engine.kernels.work import DecodeWork, StepWork
+from engine.token_feed import NO_SLOT
 
 _NUM_BUFFERS = 2
 _ITEM, _MERGE = 5, 4  # columns, see DecodeWork

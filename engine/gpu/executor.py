@@ -17,12 +17,12 @@ from engine.cuda_graphs import DecodeGraphs
 from engine.executor import Pending
 from engine.gpu.sampler import DrawnNothing, DrawnOnDevice, PromptLogprobs
 from engine.gpu.staging import to_device
-from engine.gpu.token_feed import TokenFeed, feed_slots
 from engine.kernels.attention import TritonPagedAttention
 from engine.model.transformer import Transformer
 from engine.sampling import SampledColumns
 from engine.step import StepLimits, StepPlan
 from engine.stream_step import StreamStep
+from engine.token_feed import TokenFeed, feed_slots
 
 
 class TritonExecutor:
@@ -40,8 +40,7 @@ class TritonExecutor:
         self._model = model
         self._attention = attention
         self._device = device
-        # rows of streams grow by doubling, so a slot is less than twice the number of streams
-        self._feed = TokenFeed(max(16, 2 * limits.max_sequences), device)
+        self._feed = TokenFeed(limits.num_slots, device)
         self._graphs = None if graphs is None else graphs(self._feed)
 
     @property

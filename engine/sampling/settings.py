@@ -32,12 +32,16 @@ SETTINGS = np.dtype(
         ("num_logprobs", np.int64),  # -1: not wanted
         ("min_tokens", np.int64),
         ("is_penalized", np.bool_),  # bias or penalties change the logits, at any position
+        ("needs_history", np.bool_),  # penalties do, by the tokens before
     ]
 )
 
 
 def settings_of(params: SamplingParams, sample_index: int) -> tuple[Any, ...]:
     """One record of SETTINGS."""
+    needs_history = (
+        params.repetition_penalty != 1.0 or params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+    )
     return (
         params.temperature,
         params.top_k,
@@ -46,10 +50,8 @@ def settings_of(params: SamplingParams, sample_index: int) -> tuple[Any, ...]:
         sample_key(params.seed, sample_index),
         -1 if params.logprobs is None else params.logprobs,
         params.min_tokens,
-        bool(params.logit_bias)
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty != 0.0
-        or params.frequency_penalty != 0.0,
+        bool(params.logit_bias) or needs_history,
+        needs_history,
     )
 
 

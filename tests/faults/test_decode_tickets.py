@@ -20,7 +20,8 @@ from core.jobs import CancelJob
 from core.request import FinishReason
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel, load_model
-from engine.step import StepOutput, StepPlan
+from engine.running_step import RunningStep
+from engine.step import StepPlan
 from tests.faults.decode_site import MAX_TOKENS, DecodeSite, Heard, Prompt
 from tests.oracle import make_toy_checkpoint
 
@@ -266,14 +267,14 @@ def test_a_step_that_fails_once_for_all_is_survived_by_all(
     heard = [site.begin(prompt.job(is_resumed=False)) for prompt in (first, second)]
     site.abort(first)
     site.abort(second)
-    run, failures = site.runner.run, iter([True, False, True])
+    start, failures = site.runner.start, iter([True, False, True])
 
-    def fail_sometimes(plan: StepPlan) -> StepOutput:
+    def fail_sometimes(plan: StepPlan) -> RunningStep:
         if len(plan.scheduled) > 1 and next(failures, False):
             raise RuntimeError("a kernel fault")
-        return run(plan)
+        return start(plan)
 
-    monkeypatch.setattr(site.runner, "run", fail_sometimes)
+    monkeypatch.setattr(site.runner, "start", fail_sometimes)
     for prompt, item in zip((first, second), heard, strict=True):
         site.run(lambda item=item: item.is_ended)
         assert item.error is None
@@ -287,10 +288,10 @@ def test_a_request_that_fails_alone_ends_with_a_typed_error(
     committed(site, prompt)
     heard = site.begin(prompt.job())
 
-    def fail(plan: StepPlan) -> StepOutput:
+    def fail(plan: StepPlan) -> RunningStep:
         raise RuntimeError("a kernel fault")
 
-    monkeypatch.setattr(site.runner, "run", fail)
+    monkeypatch.setattr(site.runner, "start", fail)
     assert_right(site, prompt, heard)
     assert isinstance(heard.error, StepFailed)
 

@@ -19,7 +19,6 @@ from engine.gpu.decode_inputs import DecodeInputs, DecodeShape
 from engine.gpu.layers import TritonLayers
 from engine.gpu.linear import DeviceLinears
 from engine.gpu.profile import largest_decode, largest_step
-from engine.gpu.token_feed import TokenFeed
 from engine.gpu.weights import PlacedWeights
 from engine.kernels.attention import TritonPagedAttention
 from engine.loaded_model import LoadedModel, load_model
@@ -28,6 +27,7 @@ from engine.model.weights import load_weights
 from engine.runner import ModelRunner
 from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepLimits, StepPlan
+from engine.token_feed import TokenFeed
 from tests.kernels.pages import SMALL
 from tests.kernels.toy_runner import GREEDY, PROMPT, chunk, start, step, triton_config
 from tests.oracle import make_toy_checkpoint, oracle_greedy

@@ -12,7 +12,6 @@ import torch
 
 from core.errors import InvalidConfig, StepFailed
 from core.request import SamplingParams
-from engine.batch import Ints
 from engine.config import EngineConfig
 from engine.loaded_model import load_model
 from engine.runner import ModelRunner
@@ -180,26 +179,18 @@ def test_a_step_may_be_started_before_the_tokens_it_reads_are_known(
     sequences = begun()
     for index, sequence in enumerate(sequences):
         rows.insert(index, sequence)
-    running = runner.start(StepPlan(streams=rows.step()))
+    known = rows.step()
+    running = runner.start(StepPlan(streams=known))
     for _ in range(2):
-        known = rows.step()
-        ahead = replace(
-            known,
-            token_ids=known.token_ids * 0 + UNKNOWN_TOKEN,
-            num_tokens=known.num_tokens + 1,
-            block_tables=_tables(sequences, 2),
-        )
+        for sequence, num_tokens in rows.at_border(known):
+            rows.enter_block(sequence, num_tokens, 0)
+        ahead = rows.step(known)
+        assert (ahead.token_ids == UNKNOWN_TOKEN).all()
         following = runner.start(StepPlan(streams=ahead))
         rows.advance(known, running.result().streams.token_ids)
-        for sequence in rows.at_border():
-            rows.enter_block(sequence, 0)
-        running = following
-    rows.advance(rows.step(), running.result().streams.token_ids)
+        known, running = ahead, following
+    rows.advance(known, running.result().streams.token_ids)
     assert [item.token_ids for item in sequences] == [item.token_ids for item in expected]
-
-
-def _tables(sequences: list[Sequence], width: int) -> Ints:
-    return np.array([sequence.block_table[:width] for sequence in sequences])
 
 
 def test_penalties_are_refused_before_their_history_is_known(config: EngineConfig) -> None:

@@ -11,7 +11,8 @@ from core.errors import Cancelled, DeadlineExceeded, StepFailed, WorkerDraining,
 from core.ids import new_ticket_id
 from core.jobs import CancelJob, GenerateJob
 from core.request import FinishReason
-from engine.step import StepOutput, StepPlan
+from engine.running_step import RunningStep
+from engine.step import StepPlan
 from tests.doubles import FakeClock, settle
 from tests.integration.decode_worker.conftest import Answer, MakeSite, Site, prompt_ids
 from tests.oracle import oracle_greedy
@@ -205,15 +206,15 @@ async def test_a_broken_step_costs_only_the_request_that_breaks_it(
     make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = await make_site()
-    run = site.runner.run
+    start = site.runner.start
 
-    def break_at(plan: StepPlan) -> StepOutput:
+    def break_at(plan: StepPlan) -> RunningStep:
         for item in plan.scheduled:
             if item.sequence.request.request_id == "poison" and item.sequence.num_output_tokens == 5:
                 raise RuntimeError("a kernel fault")
-        return run(plan)
+        return start(plan)
 
-    monkeypatch.setattr(site.runner, "run", break_at)
+    monkeypatch.setattr(site.runner, "start", break_at)
     prompts = {"a": prompt_ids(30), "poison": prompt_ids(31, seed=1), "b": prompt_ids(32, seed=2)}
     jobs = [site.job(site.request(ids, name, max_tokens=20)) for name, ids in prompts.items()]
     a, poison, b = await asyncio.gather(*(site.answer(job) for job in jobs), return_exceptions=True)

@@ -1,7 +1,8 @@
 """TokenFeed: the newest token of each running stream, on the device.
 
 Owns the memory in which a step leaves the tokens it sampled, and from which the next one takes those that the
-host does not know yet. A stream's place is its slot in StreamRows. Used on the step thread.
+host does not know yet; on a CPU host and device are the same. A stream's place is its slot in StreamRows.
+Used on the step thread.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ def feed_slots(streams: StreamStep, batch: Batch) -> Ints | None:
     is_unknown = streams.token_ids == UNKNOWN_TOKEN
     if not is_unknown.any():
         return None
-    is_penalized = streams.traits["sampling"]["is_penalized"]
-    assert not (is_penalized & is_unknown).any(), "penalties need a history that the host knows"
     slots = np.full(batch.num_tokens, NO_SLOT, dtype=np.int64)
     places = batch.starts[batch.rows_by_plan()[: len(streams)]]
     slots[places[is_unknown]] = streams.slots[is_unknown]
