@@ -1,7 +1,8 @@
 """TransferMetrics: what crossed the bridge, by transport, and what went wrong, by side and code.
 
-Bytes and seconds are counted by the receiver only, after its checks, each block once: a worker's own sum is
-what it really received. Counted on the IO loop; rendered from any thread.
+Bytes and the seconds of a transfer are counted by the receiver only, after its checks, each block once: a
+worker's own sum is what it really received. How much of it prefill's steps have hidden is counted by the
+sender. Counted on the IO loop; rendered from any thread.
 """
 
 from __future__ import annotations
@@ -35,6 +36,20 @@ class TransferMetrics:
             buckets=_SECONDS_BUCKETS,
             registry=registry,
         )
+        self._pushing = Histogram(
+            telemetry.KV_PUSH_SECONDS,
+            "Of a committed ticket: the time in which computed blocks waited for their acknowledgement",
+            ["transport"],
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
+        self._exposed = Histogram(
+            telemetry.KV_EXPOSED_SECONDS,
+            "Of a committed ticket: from its last computed token to the acknowledged commit",
+            ["transport"],
+            buckets=_SECONDS_BUCKETS,
+            registry=registry,
+        )
         self._fallbacks = Counter(
             telemetry.KV_TRANSFER_FALLBACKS,
             "Tickets whose payload did not go the best way that was wanted, by reason",
@@ -63,6 +78,11 @@ class TransferMetrics:
 
     def observe_seconds(self, transport: str, seconds: float) -> None:
         self._seconds.labels(transport).observe(seconds)
+
+    def observe_handover(self, transport: str, push_s: float, exposed_s: float) -> None:
+        """A ticket was committed. `1 - exposed_s / push_s` is the share that prefill's steps have hidden."""
+        self._pushing.labels(transport).observe(push_s)
+        self._exposed.labels(transport).observe(exposed_s)
 
     def count_fallback(self, reason: str) -> None:
         self._fallbacks.labels(reason).inc()

@@ -49,16 +49,25 @@ class Push:
         self._config = config
         self._clock = clock
         self._wake = asyncio.Event()
+        self._is_running = False
         self._is_finishing = False
         self._heard_at = 0.0
         self._pushed_at = 0.0
         self._backoff_s = config.reconnect_min_s
         self._num_in_flight = 0  # frames of the present stream
         self._is_waiting_for_room = False
+        self._busy_since: float | None = None
+        self._busy_s = 0.0
         self._scratch = bytearray()  # where a payload lies before it is joined to its header; memory in use
+
+    @property
+    def busy_s(self) -> float:
+        """How long blocks have waited for their acknowledgement, since `run` began."""
+        return self._busy_s
 
     def add(self, first_index: int, block_ids: Sequence[int]) -> None:
         self._queue.add(first_index, block_ids)
+        self._count_time()
         self._wake.set()
 
     def finish(self) -> None:
@@ -71,6 +80,8 @@ class Push:
 
         A lost connection is not an error here: `watch` says when there was too much of it.
         """
+        self._is_running = True
+        self._count_time()
         while True:
             self._wake.clear()
             if self._queue.is_empty:
@@ -196,9 +207,17 @@ class Push:
             self._num_in_flight -= 1
             if self._queue.acknowledge(ack.first_index, ack.num_blocks):
                 self._heard_at = self._clock.now()
+                self._count_time()
                 self._backoff_s = self._config.reconnect_min_s
                 self._wake.set()
         raise WorkerLost("decode ended the push")
+
+    def _count_time(self) -> None:
+        """Something was added or acknowledged."""
+        now = self._clock.now()
+        if self._busy_since is not None:
+            self._busy_s += now - self._busy_since
+        self._busy_since = now if self._is_running and not self._queue.is_empty else None
 
     async def _back_off(self) -> None:
         await asyncio.sleep(self._backoff_s)

@@ -27,12 +27,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SendReceipt:
-    """What a committed session did. `wait_s`: from `finish` to the commit, what overlap did not hide."""
+    """What a committed session did. `wait_s`: from the last computed token to the commit, what overlap did
+    not hide; `push_s`: how long computed blocks waited for their acknowledgement.
+    """
 
     num_held_blocks: int
     num_pushed_blocks: int
     num_pushed_bytes: int
     wait_s: float
+    push_s: float
 
 
 class SendSession:
@@ -100,8 +103,10 @@ class SendSession:
         self._added.update(indexes)
         self._loop.call_soon_threadsafe(self._add, first_index, tuple(block_ids))
 
-    async def finish(self, num_tokens: int) -> SendReceipt:
+    async def finish(self, num_tokens: int, computed_at: float | None = None) -> SendReceipt:
         """All blocks were added: push the rest, await all acknowledgements, commit. Raises why it failed.
+
+        `computed_at`, on the sender's clock, is when the last of them was there, unless that is now.
 
         Calls of `add_blocks` that happened before are seen, whichever thread made them.
         """
@@ -109,7 +114,7 @@ class SendSession:
             f"{num_tokens} tokens are not the ticket's {self.ticket.num_tokens}"
         )
         if self._finished_at is None:
-            self._finished_at = self._clock.now()
+            self._finished_at = self._clock.now() if computed_at is None else computed_at
             self._push.finish()
         outcome = await asyncio.shield(self._outcome)
         if isinstance(outcome, ServingError):
@@ -192,11 +197,14 @@ class SendSession:
         assert self._finished_at is not None
         claim = CommitClaim(self.ticket.num_tokens, self._queue.num_pushed_blocks, self._queue.checksum)
         receipt = await self._push.until_heard(lambda: transport.commit(self._fence, claim))
+        wait_s, push_s = self._clock.now() - self._finished_at, self._push.busy_s
+        self._metrics.observe_handover(transport.name, push_s, wait_s)
         return SendReceipt(
             num_held_blocks=self.ticket.num_blocks - receipt.num_written_blocks,
             num_pushed_blocks=receipt.num_written_blocks,
             num_pushed_bytes=receipt.num_written_bytes,
-            wait_s=self._clock.now() - self._finished_at,
+            wait_s=wait_s,
+            push_s=push_s,
         )
 
     def _add(self, first_index: int, block_ids: tuple[int, ...]) -> None:

@@ -35,7 +35,7 @@ class PrefillCall:
         self._on_granted = on_granted
         self._on_closed = on_closed
         self._session: SendSession | None = None
-        self._computed: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._computed: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self._result: PrefillResult | None = None
         self._is_granted = False
         self._is_handing_over = False
@@ -70,7 +70,8 @@ class PrefillCall:
             self.stop("finished at the first token")
             return
         if not self._computed.done():
-            self._computed.set_result(self.prompt.sequence.num_tokens)
+            began_at = self.prompt.started_at
+            self._computed.set_result(None if began_at is None else began_at + result.compute_s)
         self._answer_if_granted()
 
     def fail(self, error: ServingError) -> None:
@@ -124,7 +125,7 @@ class PrefillCall:
             await asyncio.wait((self._computed, failing), return_when=asyncio.FIRST_COMPLETED)
         if not self._computed.done() and session.error is not None:
             raise session.error
-        await session.finish(await self._computed)
+        await session.finish(self.prompt.sequence.num_tokens, await self._computed)
 
     def _give_up(self, ticket: HandoffTicket, error: ServingError) -> None:
         self._stop_reason = self._stop_reason or error.code

@@ -37,7 +37,7 @@ from tests.unit.kv_transfer.doubles import (
     make_ticket,
     until,
 )
-from tests.unit.kv_transfer.session_pair import CONFIG, pair
+from tests.unit.kv_transfer.session_pair import CONFIG, now, pair
 
 # ---------------------------------------------------------------- the good way
 
@@ -59,6 +59,29 @@ async def test_chunks_are_pushed_as_they_complete_and_committed_at_the_end() -> 
         assert receipt.num_pushed_bytes == 10 * LAYOUT.block_bytes
         assert await session.ended() is None
         assert session.error is None
+
+
+@in_virtual_time
+async def test_a_receipt_tells_how_long_pushing_took_and_what_of_it_came_after_the_computation() -> None:
+    async with pair() as ends:
+        session = ends.open(make_ticket(16))
+        await session.offered()
+        ends.transport.is_down = True
+        session.add_blocks(0, [0, 1])
+        await asyncio.sleep(2)  # pushing fails, and time goes by
+        ends.transport.is_down = False
+        await until(lambda: len(ends.decode.port.writes) == 1)
+        await asyncio.sleep(3)  # all that was added has arrived: prefill computes, nobody pushes
+        computed_at = now()
+        session.add_blocks(2, [2, 3])
+        receipt = await session.finish(16, computed_at - 0.25)
+        assert receipt.wait_s == pytest.approx(0.25, abs=0.1)
+        assert 2.0 <= receipt.push_s < 3.0
+        counted = ends.registry.get_sample_value
+        for name, seconds in (("exposed", receipt.wait_s), ("push", receipt.push_s)):
+            labels = {"transport": "troubled"}
+            assert counted(f"baton_kv_{name}_seconds_sum", labels) == pytest.approx(seconds)
+            assert counted(f"baton_kv_{name}_seconds_count", labels) == 1
 
 
 @in_virtual_time
