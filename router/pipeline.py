@@ -8,7 +8,6 @@ when it has enough. Lives on the event loop; each request is one task and one mo
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +22,11 @@ from core.errors import (
     WorkerLost,
 )
 from core.ids import TicketId, new_ticket_id
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult
+from core.jobs import GenerateEvent, GenerateJob, PrefillJob, PrefillResult
 from core.request import FinishReason, Request
 from router.config import RouterConfig
 from router.decision import Demand, Plan
+from router.legs import Cancels, Leg, Legs
 from router.metrics import RouterMetrics
 from router.placed import Placed
 from router.placer import Chosen, Placer
@@ -36,16 +36,7 @@ from router.setbacks import Setbacks
 from router.worker_entry import WorkerEntry
 from router.worker_table import Sleep, WorkerTable
 
-_CANCEL_TIMEOUT_S = 2.0
 _ABORT_TIMEOUT_S = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class _Leg:
-    """A call under way, to be cancelled if the request ends before it."""
-
-    entry: WorkerEntry
-    ticket_id: TicketId | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +66,7 @@ class Pipeline:
         self.clock = clock
         self.placer = Placer(config, table, metrics, clock, chance)
         self._sleep = sleep
-        self._cancels: set[asyncio.Task[None]] = set()
+        self.cancels = Cancels()
         self._closed = asyncio.Event()
 
     async def serve(self, request: Request, reader: Reader, deadline: Deadline) -> None:
@@ -107,8 +98,8 @@ class Pipeline:
             closed.cancel()
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-            for leg in run.legs:
-                self.cancel_later(leg, request, reason)
+            for leg in run.legs.open:
+                self.cancels.later(leg, request.request_id, reason)
 
     def close(self) -> None:
         """The service stops: end each request, open or to come, with NoWorkerAvailable."""
@@ -116,31 +107,14 @@ class Pipeline:
 
     async def stop(self) -> None:
         """Wait for the cancels that are on their way; each is bounded in time."""
-        await asyncio.gather(*self._cancels, return_exceptions=True)
-
-    def cancel_later(self, leg: _Leg, request: Request, reason: str, sample_index: int | None = None) -> None:
-        """`cancel` without waiting for it."""
-        task = asyncio.create_task(self.cancel(leg, request, reason, _CANCEL_TIMEOUT_S, sample_index))
-        self._cancels.add(task)
-        task.add_done_callback(self._cancels.discard)
-
-    async def cancel(
-        self, leg: _Leg, request: Request, reason: str, timeout_s: float, sample_index: int | None = None
-    ) -> None:
-        """Tell a worker to stop, or to stop one sample; one that cannot be told is gone or will notice by
-        itself (deadline, detached stream).
-        """
-        job = CancelJob(request.request_id, leg.ticket_id, reason, sample_index)
-        with contextlib.suppress(ServingError, TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await leg.entry.worker.cancel(job)
+        await self.cancels.settle()
 
 
 class _Run:
     """One request under way: its records, its setbacks and its open legs."""
 
     def __init__(self, pipeline: Pipeline, request: Request, reader: Reader, deadline: Deadline) -> None:
-        self.legs: list[_Leg] = []
+        self.legs = Legs()
         self._pipeline = pipeline
         self._config = pipeline.config
         self._table = pipeline.table
@@ -197,12 +171,12 @@ class _Run:
             return
         live = [record for record in records if not record.is_finished]
         if live and decode is not None:
-            await self._generate(live, decode, attempt, self._leg_of(prefill, ticket_id))
+            await self._generate(live, decode, attempt, self.legs.of(prefill, ticket_id))
         elif live:
             self._note(StepFailed("prefill did not end a request of one token"), live, prefill)
         elif decode is not None:
             return  # ended by its first token: nobody will claim the ticket
-        self._close_leg(self._leg_of(prefill, ticket_id))
+        self.legs.close(self.legs.of(prefill, ticket_id))
 
     # ------------------------------------------------------------ placing
 
@@ -253,7 +227,7 @@ class _Run:
         attempt: _Attempt,
     ) -> bool:
         """First tokens from a prefill worker; False after a setback. Its legs stay open if it succeeds."""
-        legs = [_Leg(prefill, ticket_id)] + ([_Leg(decode, ticket_id)] if decode is not None else [])
+        legs = [Leg(prefill, ticket_id)] + ([Leg(decode, ticket_id)] if decode is not None else [])
         job = PrefillJob(
             request=self._request_for(records),
             samples=tuple(record.start() for record in records),
@@ -262,21 +236,23 @@ class _Run:
             attempt=attempt.number,
             time_left_s=self._deadline.left_s(self._clock),
         )
-        self.legs += legs
+        self.legs.open += legs
         try:
             result = await prefill.until_lost(prefill.worker.prefill(job))
             attempt.placed.heard(result.num_cached_tokens)
             self._take(result)
         except ServingError as error:
             for leg in legs:
-                self._close_leg(leg)
+                self.legs.close(leg)
             if decode is not None and isinstance(error, WorkerLost):
                 # nobody else can tell decode now, and the next attempt may need the room
-                await self._pipeline.cancel(legs[1], self._request, "prefill was lost", _ABORT_TIMEOUT_S)
+                await self._pipeline.cancels.now(
+                    legs[1], self._request.request_id, "prefill was lost", _ABORT_TIMEOUT_S
+                )
             self._note(error, records, prefill, decode)
             return False
         if decode is None:
-            self._close_leg(legs[0])
+            self.legs.close(legs[0])
         return True
 
     async def _generate(
@@ -284,7 +260,7 @@ class _Run:
         records: Sequence[SampleRecord],
         decode: WorkerEntry,
         attempt: _Attempt,
-        prefill_leg: _Leg | None = None,
+        prefill_leg: Leg | None = None,
     ) -> None:
         """Follow a decode worker until the samples have ended, or up to a setback."""
         job = GenerateJob(
@@ -294,31 +270,31 @@ class _Run:
             attempt=attempt.number,
             time_left_s=self._deadline.left_s(self._clock),
         )
-        leg = self._leg_of(decode, attempt.ticket_id)
+        leg = self.legs.of(decode, attempt.ticket_id)
         if leg is None:
-            leg = _Leg(decode, attempt.ticket_id)
-            self.legs.append(leg)
+            leg = Leg(decode, attempt.ticket_id)
+            self.legs.open.append(leg)
         try:
             if await decode.until_lost(self._follow(leg, job, attempt.placed, records, prefill_leg)):
-                self._close_leg(leg)
+                self.legs.close(leg)
         except ServingError as error:
-            self._close_leg(leg)
+            self.legs.close(leg)
             self._note(error, records, decode)
 
     async def _follow(
         self,
-        leg: _Leg,
+        leg: Leg,
         job: GenerateJob,
         placed: Placed,
         records: Sequence[SampleRecord],
-        prefill_leg: _Leg | None,
+        prefill_leg: Leg | None,
     ) -> bool:
         """Read the stream; whether the worker itself ended all samples, so that nothing is left to cancel."""
         running = {record.sample_index for record in records}
         events = leg.entry.worker.generate(job)
         try:
             async for event in events:
-                self._close_leg(prefill_leg)
+                self.legs.close(prefill_leg)
                 placed.heard(event.delta.num_cached_tokens)
                 index = event.delta.sample_index
                 if event.delta.finish_reason is not None:
@@ -329,7 +305,7 @@ class _Run:
                 if index in running and self._records[index].is_finished:
                     # its reader has enough; the others go on
                     running.discard(index)
-                    self._pipeline.cancel_later(leg, self._request, "the sample has ended", index)
+                    self._pipeline.cancels.later(leg, self._request.request_id, "the sample has ended", index)
         finally:
             await _close(events)
         raise WorkerLost("the worker ended a stream early", worker_id=leg.entry.ref.worker_id)
@@ -384,14 +360,6 @@ class _Run:
         samples = [record.sample_index for record in records]
         self._setbacks.note(error, callee.ref, None if target is None else target.ref, samples)
         self._pipeline.metrics.retried(error)
-
-    def _leg_of(self, entry: WorkerEntry, ticket_id: TicketId | None) -> _Leg | None:
-        return next((leg for leg in self.legs if leg.entry is entry and leg.ticket_id == ticket_id), None)
-
-    def _close_leg(self, leg: _Leg | None) -> None:
-        if leg in self.legs:
-            assert leg is not None
-            self.legs.remove(leg)
 
 
 async def _close(events: AsyncIterator[GenerateEvent]) -> None:
