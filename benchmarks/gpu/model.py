@@ -1,4 +1,4 @@
-"""Decode and prefill of an 8B-shaped random model through the engine's runner, against the roofline.
+"""Decode and prefill of an 8B-shaped random model, planned and run as by a worker, against the roofline.
 
 python -m benchmarks.gpu.model [--rows FILE] [--toy]
 
@@ -42,15 +42,15 @@ class ModelCases:
 
     @property
     def max_steps(self) -> int:
-        """That a measurement makes: two runs and what warms up."""
-        return 2 * self.num_steps + 8
+        """More than a measurement makes: two runs and what warms up."""
+        return 3 * self.num_steps + 8
 
     @property
     def num_pool_tokens(self) -> int:
         return max(max(self.batches) * (self.context + self.max_steps + 16), max(self.prompts) + 128)
 
 
-TOY = ModelCases((3,), 20, 1, (20,), (17,))
+TOY = ModelCases((3,), 20, 4, (20,), (17,))
 
 
 def main() -> int:

@@ -18,12 +18,12 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.random_model import RandomModel
 from core.ids import RequestId
 from core.request import Request, SamplingParams
+from decode_worker.config import DecodeConfig
+from decode_worker.scheduler import Scheduler
 from engine.runner import ModelRunner
 from engine.running_step import RunningStep
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan
-from engine.stream_rows import StreamRows
-from engine.stream_step import NO_STREAMS, StreamStep
 
 
 def make_sequence(model: RandomModel, index: int, num_tokens: int, max_tokens: int) -> Sequence:
@@ -48,12 +48,13 @@ class Steps:
 
     def __init__(self, model: RandomModel, batch: int, context: int, max_steps: int) -> None:
         self._runner = model.runner
-        self._rows = StreamRows(model.runner.layout.block_size, frozenset())
+        config = DecodeConfig(max_num_seqs=batch, token_budget=batch)
+        self._scheduler = Scheduler(config, model.runner.cache, frozenset())
         for index in range(batch):
             sequence = make_sequence(model, index, context, max_steps)
             sequence.num_computed_tokens = sequence.num_tokens
             sequence.append(index)
-            self._rows.insert(index, sequence)
+            self._scheduler.adopt(sequence)
 
     def measure(self, num_steps: int) -> tuple[float, float]:
         """Seconds of a step, and in how many of them the device works (NaN without one). A quarter as many
@@ -68,27 +69,32 @@ class Steps:
         return seconds, busy_seconds(lambda: self._run(num_steps)) / num_steps
 
     def close(self) -> None:
-        for sequence in list(self._rows):
-            self._rows.remove(sequence)
-            self._runner.cache.release(sequence)
+        for sequence in self._scheduler.running:
+            self._scheduler.remove(sequence)
 
     def _run(self, num_steps: int) -> None:
-        """As a worker does: a step is planned and started while the one before runs, whose tokens stay on the
-        device.
+        """As a decode worker does: a step is planned and started while the one before runs, whose tokens stay
+        on the device.
         """
-        step, running = self._start(NO_STREAMS)
+        plan = self._scheduler.schedule()
+        running = self._start(plan)
         for _ in range(num_steps - 1):
-            following, started = self._start(step)
-            self._rows.advance(step, running.result().streams.token_ids)
-            step, running = following, started
-        self._rows.advance(step, running.result().streams.token_ids)
+            following = self._scheduler.try_schedule_ahead()
+            assert following is not None
+            started = self._start(following)
+            self._finish(plan, running)
+            plan, running = following, started
+        self._finish(plan, running)
         synchronize()
 
-    def _start(self, running: StreamStep) -> tuple[StreamStep, RunningStep]:
-        for sequence, num_tokens in self._rows.at_border(running):
-            self._rows.enter_block(sequence, num_tokens, 0)  # it has the block since its start
-        step = self._rows.step(running)
-        return step, self._runner.start(StepPlan(streams=step))
+    def _start(self, plan: StepPlan) -> RunningStep:
+        self._scheduler.begin(plan)
+        return self._runner.start(plan)
+
+    def _finish(self, plan: StepPlan, running: RunningStep) -> None:
+        output = running.result()
+        self._scheduler.end(plan)
+        self._scheduler.advance(plan, output.streams.token_ids)
 
 
 def busy_seconds(call: Callable[[], None]) -> float:
