@@ -19,6 +19,8 @@ from core.errors import WorkerError
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.peer_security import PeerSecurity
 from core.worker_status import Announcement
+from kv_transfer.cuda_ipc_transport import connect_on_device
+from kv_transfer.device_choice import shared_device
 from kv_transfer.shm_transport import connect_as_configured
 
 _SERVER_GRACE_S = 1.0
@@ -51,7 +53,9 @@ class WorkerHost:
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
         runner = load_runner(config, role)
-        connect = connect_as_configured(config.prefill.bridge, security)
+        bridge = config.prefill.bridge
+        device = shared_device(runner.shared_pool, bridge.cuda_ipc) if role is Role.PREFILL else None
+        connect = connect_on_device(bridge, device, connect_as_configured(bridge, security))
         self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
         self._herald = herald
         self._security = security

@@ -30,8 +30,10 @@ from decode_worker.stream import Delivery, Stream
 from decode_worker.streams import Streams
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
-from engine.step_thread import StepThread
+from engine.step_thread import NewSteps, StepThread
+from kv_transfer.device_choice import shared_device
 from kv_transfer.feed import Feed
+from kv_transfer.ipc_acceptor import offer_device_memory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.shm_acceptor import offer_shared_memory
@@ -85,10 +87,12 @@ class DecodeWorker:
         self._thread.start()
 
     def offer_shared_memory(self) -> None:
-        """Let prefill processes of this host push through shared memory, as configured. On the running loop;
-        raises InvalidConfig where it is required and cannot be had.
+        """Let prefill processes of this host push through shared memory, or from their GPU to this one's, as
+        configured. On the running loop; raises InvalidConfig where one is required and cannot be had.
         """
-        offer_shared_memory(self.receiver, self._config.bridge)
+        bridge = self._config.bridge
+        offer_shared_memory(self.receiver, bridge)
+        offer_device_memory(self.receiver, bridge, shared_device(self._runner.shared_pool, bridge.cuda_ipc))
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so, finish what runs.

@@ -23,6 +23,8 @@ from engine.batch import Batch, Ints, build_batch
 from engine.config import EngineConfig
 from engine.cores import CoreShare, usable_cores
 from engine.executor import Executor, HostExecutor, Pending, StepSampler
+from engine.gpu.ipc_cuda import share_pool
+from engine.gpu.ipc_memory import PoolIpcMemory
 from engine.kv.allocator import BlockAllocator
 from engine.kv.cache import KVCache
 from engine.kv.pool import KVPool
@@ -125,6 +127,12 @@ class ModelRunner:
         hidden = self._executor.forward(plan, batch)
         drawn, samples = self._sample(plan, batch, hidden)
         return RunningStep(len(plan.streams), drawn, samples, self._prompt_logprobs(plan, batch, hidden))
+
+    def shared_pool(self) -> PoolIpcMemory | None:
+        """What the bridge needs to reach the pool from another process of the host without the host's memory;
+        None for a pool on a CPU. Raises OSError when the driver cannot.
+        """
+        return share_pool(self.cache.pool)
 
     def warm_up(self) -> None:
         """Run a small prefill and a decode, so that the first request does not pay for first uses.

@@ -4,7 +4,8 @@ python -m benchmarks.gpu.handoff [--rows FILE] [--toy]
 
 A handoff is timed from the offer to the acknowledged commit, all blocks at once: nothing is hidden behind
 computing. Against the bare copy of as many bytes from the device to pinned memory and back, which a way over
-the host cannot beat. Decode's blocks are compared with prefill's by digest; exits with 1 if they differ.
+the host cannot beat; `cuda_ipc` stays on the device, and is held against the bare copy there. Decode's blocks
+are compared with prefill's by digest; exits with 1 if they differ.
 Where the bridge cannot be imported, it says so and measures nothing.
 """
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from core.ids import WorkerRef
     from core.kv_layout import KVLayout
     from engine.kv.pool import KVPool
-    from kv_transfer.config import SharedMemory
+    from kv_transfer.config import BridgeConfig
 
 _ROOT = Path(__file__).resolve().parents[2]
 _WHAT = "handoff between processes"
@@ -60,8 +61,13 @@ async def _measure(file: RowFile, timer: Timer, device: torch.device, is_toy: bo
     # loaded late: they may be missing, see above
     from core.kv_layout import KVLayout
     from engine.kv.pool import KVPool
-    from kv_transfer.config import SharedMemory
+    from kv_transfer.config import BridgeConfig, CudaIpc, SharedMemory
 
+    ways = {
+        "grpc": BridgeConfig(shm=SharedMemory.NEVER, cuda_ipc=CudaIpc.NEVER),
+        "shm": BridgeConfig(shm=SharedMemory.REQUIRED, cuda_ipc=CudaIpc.NEVER),
+        "cuda_ipc": BridgeConfig(shm=SharedMemory.NEVER, cuda_ipc=CudaIpc.REQUIRED),
+    }
     layout = KVLayout("random", 32, 8, 128, 16, "bfloat16")
     if is_toy:
         layout = KVLayout("random", 2, 2, 16, 16)
@@ -72,24 +78,22 @@ async def _measure(file: RowFile, timer: Timer, device: torch.device, is_toy: bo
     with _decode_process(layout, num_blocks, device) as end:
         for num_tokens in counts:
             num_bytes = layout.num_blocks(num_tokens) * layout.block_bytes
-            bare = _through_host(timer, num_bytes) / 1e9
-            for way in (SharedMemory.NEVER, SharedMemory.REQUIRED):
-                times, is_right = await _hand_over(pool, end, way, num_tokens, 1 if is_toy else _RUNS)
+            through_host = "copy to the host and back", _through_host(timer, num_bytes) / 1e9
+            on_device = "copy on the device", _on_device(timer, num_bytes) / 1e9
+            for way, config in ways.items():
+                times, is_right = await _hand_over(pool, end, config, num_tokens, 1 if is_toy else _RUNS)
                 seconds = statistics.median(times) if timer.is_real else math.nan
                 file.add(
                     Row(
                         _WHAT,
-                        f"{'grpc' if way is SharedMemory.NEVER else 'shm'}, {num_tokens} tokens, "
-                        f"{num_bytes / 1e6:.1f} MB",
+                        f"{way}, {num_tokens} tokens, {num_bytes / 1e6:.1f} MB",
                         num_bytes / seconds / 1e9,
                         "GB/s",
-                        "copy to the host and back",
-                        bare,
+                        *(on_device if way == "cuda_ipc" else through_host),
                         is_right=is_right,
                         note=f"{1e3 * seconds:.1f} ms" if timer.is_real else "",
                     )
                 )
-    file.add(Row(_WHAT, "cuda_ipc", math.nan, "GB/s", note="this version has no such transport"))
 
 
 class _DecodeEnd:
@@ -133,23 +137,25 @@ def _decode_process(layout: KVLayout, num_blocks: int, device: torch.device) -> 
 
 
 async def _hand_over(
-    pool: KVPool, end: _DecodeEnd, way: SharedMemory, num_tokens: int, runs: int
+    pool: KVPool, end: _DecodeEnd, config: BridgeConfig, num_tokens: int, runs: int
 ) -> tuple[list[float], bool]:
     """Seconds of each of `runs`, after one that does not count, and whether decode has prefill's bytes."""
     from prometheus_client import CollectorRegistry
 
-    from benchmarks.gpu.handoff_ends import PREFILL, digest, make_ticket
+    from benchmarks.gpu.handoff_ends import PREFILL, digest, ipc_memory, make_ticket
     from core.clock import Deadline, MonotonicClock
     from core.ids import Role, WorkerRef, new_epoch
-    from kv_transfer.config import BridgeConfig
+    from kv_transfer.cuda_ipc_transport import connect_on_device
+    from kv_transfer.device_thread import DeviceThread
     from kv_transfer.metrics import TransferMetrics
     from kv_transfer.sender import Sender
     from kv_transfer.shm_transport import connect_as_configured
 
-    clock, config = MonotonicClock(), BridgeConfig(shm=way)
+    clock, device = MonotonicClock(), DeviceThread(ipc_memory(pool))
+    connect = connect_on_device(config, device, connect_as_configured(config))
     ref = WorkerRef(PREFILL, Role.PREFILL, new_epoch(), "")
     metrics = TransferMetrics(CollectorRegistry())
-    sender = Sender(pool, ref, connect_as_configured(config), clock, metrics, config)
+    sender = Sender(pool, ref, connect, clock, metrics, config)
     block_ids = list(range(pool.layout.num_blocks(num_tokens)))
     times, is_right = [], True
     try:
@@ -165,6 +171,7 @@ async def _hand_over(
             is_right &= await end.digest(ticket) == expected
     finally:
         await sender.close()
+        device.close()
     return times[1:], is_right
 
 
@@ -180,6 +187,15 @@ def _through_host(timer: Timer, num_bytes: int) -> float:
         source.copy_(pinned, non_blocking=True)
 
     return num_bytes / timer.seconds(both, is_cold=False)
+
+
+def _on_device(timer: Timer, num_bytes: int) -> float:
+    """Bytes per second from one place of the device to another."""
+    if not timer.is_real:
+        return math.nan
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=timer.device)
+    target = torch.empty_like(source)
+    return num_bytes / timer.seconds(lambda: target.copy_(source), is_cold=False)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,14 @@ from core.block_hash import hash_blocks, root_hash
 from core.handoff import HandoffTicket
 from core.ids import RequestId, Role, TicketId, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.kv_layout import KVLayout
+from engine.gpu.ipc_cuda import share_pool
+from engine.gpu.ipc_host import HostIpcSource
+from engine.gpu.ipc_memory import PoolIpcMemory
 from engine.kv.pool import KVPool
 from kv_transfer.config import ReceiverConfig
+from kv_transfer.device_thread import DeviceThread
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
+from kv_transfer.ipc_acceptor import offer_device_memory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.shm_acceptor import offer_shared_memory
@@ -44,6 +49,11 @@ def make_ticket(num_tokens: int, prefill: WorkerRef, decode: WorkerRef, layout: 
     return HandoffTicket(new_ticket_id(), RequestId("r"), prefill, decode, layout, num_tokens, tuple(names))
 
 
+def ipc_memory(pool: KVPool) -> PoolIpcMemory:
+    """The pool's GPU; on a CPU what stands for one, so that all but the driver's calls is run here."""
+    return share_pool(pool) or PoolIpcMemory(pool, HostIpcSource())
+
+
 def decode_command(layout: KVLayout, num_blocks: int, device: str) -> list[str]:
     """What starts decode's end, in the repository's root."""
     command = [sys.executable, "-m", "benchmarks.gpu.handoff_ends", "--layout", json.dumps(asdict(layout))]
@@ -55,9 +65,12 @@ async def serve(layout: KVLayout, num_blocks: int, device: str) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     ref = WorkerRef(DECODE, Role.DECODE, new_epoch(), f"127.0.0.1:{port}")
     # backwards, so that a block's place is not its index
-    reservations = PoolPort(KVPool(layout, num_blocks, device), range(num_blocks)[::-1])
+    pool = KVPool(layout, num_blocks, device)
+    reservations = PoolPort(pool, range(num_blocks)[::-1])
     receiver = Receiver(reservations, ref, layout, TransferMetrics(CollectorRegistry()))
-    offer_shared_memory(receiver, ReceiverConfig())
+    config = ReceiverConfig()
+    offer_shared_memory(receiver, config)
+    offer_device_memory(receiver, config, DeviceThread(ipc_memory(pool)))
     add_kv_transfer_servicer(server, receiver)
     await server.start()
     print(ref.epoch, port, flush=True)

@@ -16,6 +16,7 @@ from typing import Any
 
 HANDLE_BYTES = 64
 _LAZY_ENABLE_PEER_ACCESS = 1
+_DEVICE_ORDINAL = 9  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
 
 
 class IpcMemHandle(ctypes.Structure):
@@ -44,6 +45,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cuIpcGetMemHandle": [POINTER(IpcMemHandle), c_uint64],
     "cuIpcOpenMemHandle_v2": [POINTER(c_uint64), IpcMemHandle, c_uint],
     "cuIpcCloseMemHandle": [c_uint64],
+    "cuPointerGetAttribute": [c_void_p, c_int, c_uint64],
     "cuGetErrorName": [c_int, POINTER(c_char_p)],
 }
 
@@ -118,6 +120,13 @@ class CudaDriver:
     def unmap(self, address: int) -> None:
         with self._current():
             self._call("cuIpcCloseMemHandle", address)
+
+    def index_of(self, address: int) -> int:
+        """The index of the device on which the memory is: another one, for what a peer has exported."""
+        index = c_int()
+        with self._current():
+            self._call("cuPointerGetAttribute", byref(index), _DEVICE_ORDINAL, address)
+        return index.value
 
     def _device_at(self, index: int) -> c_int:
         device = c_int()

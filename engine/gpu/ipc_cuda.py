@@ -22,14 +22,13 @@ def share_pool(pool: KVPool) -> PoolIpcMemory | None:
     if pool.device.type != "cuda":
         return None
     index = pool.device.index if pool.device.index is not None else torch.cuda.current_device()
-    return PoolIpcMemory(pool, CudaIpcSource(index, CudaDriver(index, load_driver())))
+    return PoolIpcMemory(pool, CudaIpcSource(CudaDriver(index, load_driver())))
 
 
 class CudaIpcSource:
-    """Of `cuda:index`."""
+    """Of the driver's device."""
 
-    def __init__(self, index: int, driver: CudaDriver) -> None:
-        self._index = index
+    def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
         self._reachable = driver.reachable()
         self.device_id = driver.uuid()
@@ -42,28 +41,34 @@ class CudaIpcSource:
         address = self._driver.allocate(size)
         try:
             handle = os.getpid().to_bytes(8, "little") + self._driver.export(address)
+            return CudaBytes(self._driver, address, num_bytes, handle)
         except BaseException:
             self._driver.free(address)
             raise
-        return CudaBytes(self._driver, self._index, address, num_bytes, handle)
 
     def open(self, handle: bytes, num_bytes: int) -> CudaBytes:
         if len(handle) != 8 + HANDLE_BYTES:
             raise OSError(f"a handle of {len(handle)} bytes")
         if int.from_bytes(handle[:8], "little") == os.getpid():
             raise OSError("a handle cannot be opened in the process that has exported it")
-        return CudaBytes(self._driver, self._index, self._driver.open(handle[8:]), num_bytes, b"")
+        address = self._driver.open(handle[8:])
+        try:
+            return CudaBytes(self._driver, address, num_bytes, b"")
+        except BaseException:
+            self._driver.unmap(address)
+            raise
 
 
 class CudaBytes:
     """SharedBytes: an own allocation (its handle is not empty), or a mapping of somebody else's."""
 
-    def __init__(self, driver: CudaDriver, index: int, address: int, num_bytes: int, handle: bytes) -> None:
+    def __init__(self, driver: CudaDriver, address: int, num_bytes: int, handle: bytes) -> None:
         self.handle = handle
         self._driver = driver
         self._address = address
-        # https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html, by which torch takes foreign
-        # memory without a copy; with stream None it does not synchronise
+        self._index = driver.index_of(address)
+        # by which torch takes foreign memory without a copy:
+        # https://numba.readthedocs.io/en/stable/cuda/cuda_array_interface.html
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),
             "typestr": "|u1",
@@ -71,11 +76,14 @@ class CudaBytes:
             "version": 3,
             "stream": None,
         }
-        self._index = index
 
     @property
     def data(self) -> torch.Tensor:
-        return torch.as_tensor(self, device=f"cuda:{self._index}")
+        """Raises OSError if torch would rather have a copy of it."""
+        found = torch.as_tensor(self, device=f"cuda:{self._index}")
+        if found.data_ptr() != self._address:
+            raise OSError(f"torch does not take memory of cuda:{self._index} as it lies there")
+        return found
 
     def close(self) -> None:
         if self.handle:

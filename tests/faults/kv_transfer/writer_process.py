@@ -1,4 +1,4 @@
-"""A prefill process that hands one ticket over through shared memory, and can be caught at it.
+"""A prefill process that hands one ticket over through staging memory, and can be caught at it.
 
 Prints what it does, one JSON object a line. It halts in the middle of filling the slot of frame number
 `halts_at`, if that is not 0, until a line comes on its standard input.
@@ -17,11 +17,14 @@ from prometheus_client import CollectorRegistry
 from core.clock import Deadline, MonotonicClock
 from core.errors import ServingError
 from core.ids import Epoch, Role, WorkerId, WorkerRef
-from kv_transfer.config import BridgeConfig, SharedMemory
+from kv_transfer.config import BridgeConfig
+from kv_transfer.cuda_ipc_transport import connect_on_device
+from kv_transfer.device_thread import DeviceThread
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
 from kv_transfer.shm_transport import connect_as_configured
-from tests.integration.kv_transfer.ends import LAYOUT
+from tests.integration.kv_transfer.ends import LAYOUT, WAYS
+from tests.integration.kv_transfer.host_device import HostDevice
 from tests.unit.kv_transfer.doubles import ByteStore, make_ticket, worker_ref
 
 
@@ -55,13 +58,17 @@ async def main() -> None:
     store = HaltingStore(spec["num_blocks"], LAYOUT, seed=spec["seed"])
     store.halts_at = spec["halts_at"]
     config = BridgeConfig(
-        shm=SharedMemory.REQUIRED,
+        **WAYS[spec["way"]],
         staging_bytes=spec["staging_bytes"],
         staged_frame_bytes=spec["frame_bytes"],
+        device_staging_bytes=spec["staging_bytes"],
+        device_frame_bytes=spec["frame_bytes"],
     )
+    device = DeviceThread(HostDevice(store))
     prefill, clock = worker_ref(f"prefill-{spec['seed']}", Role.PREFILL), MonotonicClock()
     metrics = TransferMetrics(CollectorRegistry())
-    sender = Sender(store, prefill, connect_as_configured(config), clock, metrics, config)
+    connect = connect_on_device(config, device, connect_as_configured(config))
+    sender = Sender(store, prefill, connect, clock, metrics, config)
     ticket = make_ticket(spec["num_blocks"] * LAYOUT.block_size, prefill, decode, LAYOUT)
     session = sender.open(ticket, Deadline.after(60, clock))
     session.add_blocks(0, range(spec["num_blocks"]))

@@ -32,6 +32,10 @@ class HostRegion:
         self._store = store
         self._descriptor: int | None = descriptor
 
+    @property
+    def is_closed(self) -> bool:
+        return self._descriptor is None
+
     def read(self, offset: int, num_bytes: int) -> bytes:
         return bytes(self._part(offset, num_bytes))
 
@@ -39,9 +43,9 @@ class HostRegion:
         self._part(offset, len(data))[:] = data
 
     def put(self, offset: int, block_ids: Sequence[int], seed: int) -> int:
-        payload = self._store.read_blocks(block_ids)
-        self._part(offset, payload.nbytes)[:] = payload
-        return int(xxhash.xxh3_64_intdigest(payload, seed))
+        target = self._part(offset, len(block_ids) * self._store.layout.block_bytes)
+        self._store.read_blocks_into(block_ids, target)
+        return int(xxhash.xxh3_64_intdigest(target, seed))
 
     def take(self, offset: int, num_bytes: int, seed: int) -> HostCopy:
         return HostCopy(self._store, self.read(offset, num_bytes), seed)
@@ -61,6 +65,8 @@ class HostRegion:
 class HostDevice:
     """`device_id` is that of all on this host, unless the test says otherwise."""
 
+    region_type: type[HostRegion] = HostRegion
+
     def __init__(self, store: BlockStore, device_id: str = "host") -> None:
         self.device_id = device_id
         self._store = store
@@ -71,9 +77,9 @@ class HostDevice:
     def allocate(self, num_bytes: int) -> HostRegion:
         descriptor = os.memfd_create("baton-device")
         os.ftruncate(descriptor, num_bytes)
-        return HostRegion(self._store, descriptor, num_bytes)
+        return self.region_type(self._store, descriptor, num_bytes)
 
     def open(self, handle: bytes, num_bytes: int) -> HostRegion:
         process, number = handle.decode().split(":")
         descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-        return HostRegion(self._store, descriptor, num_bytes)
+        return self.region_type(self._store, descriptor, num_bytes)

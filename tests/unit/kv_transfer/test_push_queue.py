@@ -150,3 +150,22 @@ def test_each_missing_block_arrives_once_under_any_order_of_chunks_breaks_and_ac
     assert written == {index: 1000 + index for index in missing}
     assert pushes.num_pushed_blocks == len(missing)
     assert sum(borders.values()) == len(missing)
+
+
+def test_a_run_that_is_sent_again_another_way_counts_with_its_last_checksum() -> None:
+    queue = PushQueue(2, 10, 10, 100)
+    queue.hold(())
+    queue.add(0, (5, 6))
+    first, second = queue.next_run(), queue.next_run()
+    assert first is not None
+    assert second is not None
+    queue.sent(first, 0b01, is_on_device=True)
+    queue.sent(second, 0b10, is_on_device=True)
+    assert queue.checksum == 0b11
+    queue.rewind()
+    queue.sent(first, 0b100)
+    assert queue.checksum == 0b110
+    with pytest.raises(AssertionError, match="changed"):
+        queue.sent(first, 0b101)
+    with pytest.raises(AssertionError, match="changed"):
+        queue.sent(second, 0b11, is_on_device=True)
