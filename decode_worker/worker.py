@@ -30,7 +30,7 @@ from decode_worker.stream import Delivery, Stream
 from decode_worker.streams import Streams
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
-from engine.step_thread import NewSteps, StepThread
+from engine.step_thread import StepThread
 from kv_transfer.device_choice import shared_device
 from kv_transfer.feed import Feed
 from kv_transfer.ipc_acceptor import offer_device_memory
