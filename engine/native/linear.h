@@ -63,29 +63,55 @@ struct ReadQ8 {
 };
 
 // Asks for memory some blocks ahead: the processor's own prefetching stops at each page.
-static inline void ahead(const uint8_t* block, long bytes) {
+// Always inline: GCC drops calls of a function that only prefetches, since they change nothing.
+__attribute__((always_inline)) static inline void ahead(const uint8_t* block, long bytes) {
   for (long p = 0; p < bytes; p += 64) _mm_prefetch((const char*)block + 4096 + p, _MM_HINT_T0);
 }
 
+// What to ask of memory during one of several passes over a panel: in the first the panel itself, a little ahead;
+// in the others, which find it in a cache, their parts of the panel after it, if there is one.
+struct Turn {
+  long index, count;
+  const uint8_t* next;  // or null
+
+  __attribute__((always_inline)) inline void ask(const uint8_t* block, long offset, long bytes) const {
+    if (index == 0) return ahead(block, bytes);
+    if (!next) return;
+    const long part = ceil_div(bytes / 64, count - 1) * 64;
+    const uint8_t* at = next + offset;
+    for (long p = (index - 1) * part; p < least(bytes, index * part); p += 64)
+      _mm_prefetch((const char*)at + p, _MM_HINT_T1);
+  }
+};
+
 // out[R, PANEL] = x[R, num_in] * panel: the weights never leave the registers.
 template <class Reader, int R>
-static void direct(const uint8_t* panel, const float* x, long x_stride, long num_in, float* out) {
+static void direct(const uint8_t* panel, const float* x, long x_stride, long num_in, float* out, const Turn& pass) {
   const long bytes = block_bytes(Reader::kind);
   for (int half = 0; half < PANEL / (2 * W); half++) {
     F acc[R][2];
     for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = all(0.0f);
     const uint8_t* block = panel;
+    const char* from = reinterpret_cast<const char*>(x);
+    long stride = x_stride * 4, stride3 = 3 * stride;
+    const long stride4 = 4 * stride;
     for (long begin = 0; begin < num_in; begin += BLOCK, block += bytes) {
       const long count = least(BLOCK, num_in - begin);
       const Reader reader(block, half);
-      if (half == 0) ahead(block, bytes);
+      if (half == 0) pass.ask(block, block - panel, bytes);
 #pragma GCC unroll 2
       for (long i = 0; i < count; i++) {
         F w0, w1;
         reader.get(i, w0, w1);
-#pragma GCC unroll 8
+        // four rows from one pointer: a pointer for each would not fit the registers
+        asm("" : "+r"(stride), "+r"(stride3));
+        const char* four = from;
+        from += 4;
+#pragma GCC unroll 12
         for (int r = 0; r < R; r++) {
-          F value = all(x[r * x_stride + begin + i]);
+          if (r > 0 && r % 4 == 0) four += stride4;
+          const long offset = r % 4 == 3 ? stride3 : r % 4 * stride;
+          F value = all(*reinterpret_cast<const float*>(four + offset));
           acc[r][0] = fma(value, w0, acc[r][0]);
           acc[r][1] = fma(value, w1, acc[r][1]);
         }
@@ -138,25 +164,36 @@ static void finish(const LinearArgs& a, long row, long rows, long column, const 
   }
 }
 
+// Weights of 16 or 32 bits are widened anew for each register tile: the conversion is cheap, and multiplying goes on
+// while memory is read. 4 and 8 bits cost more, and for many rows are widened once, into a buffer.
 template <class Reader>
-static void direct_panel(const LinearArgs& a, long panel) {
-  alignas(64) float out[DIRECT_ROWS * PANEL];
-  const uint8_t* weight = a.weight + panel * panel_bytes(a.kind, a.num_in);
-  const long step = ceil_div(a.num_rows, ceil_div(a.num_rows, DIRECT_ROWS));
+constexpr bool is_plain = Reader::kind <= BF16;
+template <class Reader>
+constexpr int direct_rows = is_plain<Reader> ? MAX_ROWS : DIRECT_ROWS;
+template <class Reader>
+constexpr long direct_limit = is_plain<Reader> ? 256 : DIRECT_LIMIT;
+
+template <class Reader>
+static void direct_panel(const LinearArgs& a, long panel, bool has_next) {
+  alignas(64) float out[direct_rows<Reader> * PANEL];
+  const long bytes = panel_bytes(a.kind, a.num_in);
+  const uint8_t* weight = a.weight + panel * bytes;
+  const long num_passes = ceil_div(a.num_rows, direct_rows<Reader>), step = ceil_div(a.num_rows, num_passes);
   for (long row = 0; row < a.num_rows; row += step) {
     const long rows = least(step, a.num_rows - row);
     const float* x = a.x + row * a.x_stride;
+    const Turn pass{row / step, num_passes, has_next ? weight + bytes : nullptr};
 #define DIRECT(R) \
-  case R: if constexpr (R <= DIRECT_ROWS) direct<Reader, R>(weight, x, a.x_stride, a.num_in, out); break;
+  case R: if constexpr (R <= direct_rows<Reader>) direct<Reader, R>(weight, x, a.x_stride, a.num_in, out, pass); break;
     switch (rows) {
-      DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5) DIRECT(6) DIRECT(7) DIRECT(8)
+      DIRECT(1) DIRECT(2) DIRECT(3) DIRECT(4) DIRECT(5) DIRECT(6)
+      DIRECT(7) DIRECT(8) DIRECT(9) DIRECT(10) DIRECT(11) DIRECT(12)
     }
 #undef DIRECT
     finish(a, row, rows, panel * PANEL, out, PANEL);
   }
 }
 
-constexpr long DIRECT_LIMIT = 16;   // rows up to which a panel is widened anew for each register tile
 constexpr long SHALLOW_LIMIT = 96;  // rows up to which widened weights should stay in the first-level cache
 constexpr long SHALLOW = 192;       // inputs widened at a time for these
 constexpr long DEPTH = 768;         // and for more rows: a few panels of them stay in the second-level cache
@@ -192,11 +229,12 @@ static void blocked(const LinearArgs& a, long row, long rows, long first, long l
 template <class Reader>
 static void linear_of(const LinearArgs& a) {
   const long num_panels = ceil_div(a.num_out, PANEL);
-  if (a.num_rows <= DIRECT_LIMIT) {
+  if (a.num_rows <= direct_limit<Reader>) {
     const long share = ceil_div(num_panels, 4 * a.threads);
     const long num_shares = ceil_div(num_panels, share);
     team().each(a.threads, num_shares, [&](long s) {
-      for (long p = s * share; p < least(num_panels, (s + 1) * share); p++) direct_panel<Reader>(a, p);
+      const long last = least(num_panels, (s + 1) * share);
+      for (long p = s * share; p < last; p++) direct_panel<Reader>(a, p, p + 1 < last);
     });
     return;
   }

@@ -137,7 +137,8 @@ namespace avx2 {
 using F = __m256;
 constexpr long W = 8;
 constexpr int MAX_ROWS = 6;     // of a register tile
-constexpr int DIRECT_ROWS = 4;  // up to which weights are widened in registers only
+constexpr int DIRECT_ROWS = 4;     // of one whose weights of 4 or 8 bits are widened in registers
+constexpr long DIRECT_LIMIT = 16;  // rows up to which they are
 static inline F load(const float* p) { return _mm256_loadu_ps(p); }
 static inline void store(float* p, F a) { _mm256_storeu_ps(p, a); }
 static inline F all(float a) { return _mm256_set1_ps(a); }
@@ -216,7 +217,8 @@ namespace avx512 {
 using F = __m512;
 constexpr long W = 16;
 constexpr int MAX_ROWS = 12;
-constexpr int DIRECT_ROWS = 8;
+constexpr int DIRECT_ROWS = 12;
+constexpr long DIRECT_LIMIT = 32;
 static inline F load(const float* p) { return _mm512_loadu_ps(p); }
 static inline void store(float* p, F a) { _mm512_storeu_ps(p, a); }
 static inline F all(float a) { return _mm512_set1_ps(a); }

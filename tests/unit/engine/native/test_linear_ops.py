@@ -12,7 +12,7 @@ from engine.native.reference import ReferenceOps, unpack
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _KINDS = [*_DTYPES, "q4_1", "q8_0"]
-_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 25, 64, 241]
+_ROWS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16, 25, 33, 64, 241, 257]
 
 
 def quantized(kind: str, num_out: int, num_in: int, generator: torch.Generator) -> QuantizedWeight:
@@ -65,7 +65,7 @@ def test_products_equal_the_twin(ops: NativeOps, kind: str, num_out: int, num_in
 @pytest.mark.parametrize("num_in", [1, 7, 33, 100, 801])
 def test_any_number_of_inputs_is_right(ops: NativeOps, kind: str, num_in: int) -> None:
     weight, _ = packed(kind, 40, num_in)
-    for num_rows in (1, 5, 9, 30):
+    for num_rows in (1, 5, 9, 30, 260):
         x = torch.randn(num_rows, num_in)
         assert_close(ops.linear(x, weight), ReferenceOps().linear(x, weight))
 
@@ -75,7 +75,7 @@ def test_a_row_is_the_same_bits_alone_and_in_any_company(ops: NativeOps, kind: s
     weight, _ = packed(kind, 100, 1600)
     x = torch.randn(300, 1600)
     whole = ops.linear(x, weight)
-    for first, last in [(0, 1), (7, 8), (3, 5), (20, 28), (40, 49), (100, 160), (299, 300)]:
+    for first, last in [(0, 1), (7, 8), (3, 5), (20, 28), (40, 49), (60, 77), (70, 103), (100, 160)]:
         assert torch.equal(ops.linear(x[first:last], weight), whole[first:last])
 
 
