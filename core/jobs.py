@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from core.block_hash import BlockHash
 from core.ids import RequestId, TicketId, WorkerRef
 from core.request import Request, TokenDelta, TokenLogprob
+from core.telemetry import StallCause
 from core.worker_status import BlockEvent, WorkerStatus
 
 
@@ -85,14 +86,30 @@ class CancelJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What a worker tells of its way to a token that it had to read for: durations by its own clock, seconds.
+
+    `queue_s`: from the call to the first step that read; `compute_s`: from there to the token; `wait_s`: how
+    long a Generate waited for its KV, which then came. `cause`: why a stream that had begun was read again.
+    """
+
+    queue_s: float = 0.0
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    cause: StallCause | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateEvent:
     """One message of a Generate stream:
 
-    Tokens, or (once, when asked for and prefilled here) the prompt's logprobs.
+    Tokens, or (once, when asked for and prefilled here) the prompt's logprobs. `reading` comes with the first
+    tokens of a call and with those after a preemption.
     """
 
     delta: TokenDelta
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)

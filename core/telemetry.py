@@ -6,7 +6,12 @@ are counted.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 TTFT_SECONDS = "baton_ttft_seconds"
+TTFT_PART_SECONDS = "baton_ttft_part_seconds"
+TRANSFER_WAIT_SECONDS = "baton_transfer_wait_seconds"
+ITL_STALL_SECONDS = "baton_itl_stall_seconds"
 ITL_SECONDS = "baton_itl_seconds"
 E2E_SECONDS = "baton_e2e_seconds"
 REQUESTS = "baton_requests"
@@ -51,3 +56,31 @@ KV_TRANSFER_FAILURES = "baton_kv_transfer_failures"
 KV_TRANSFER_FALLBACKS = "baton_kv_transfer_fallbacks"
 KV_STAGING_BYTES = "baton_kv_staging_bytes"
 KV_DEVICE_STAGING_BYTES = "baton_kv_device_staging_bytes"
+
+
+class TTFTPart(StrEnum):
+    """Where the time to a first token went; the parts of one prompt add up to its TTFT.
+
+    ADMIT: reading the body, keys, limits, the router's own line. TOKENIZE: what the body means, in tokens.
+    PLACE: naming blocks, choosing workers, waiting for one. RETRY: what was lost on workers that failed.
+    QUEUE: on the worker that reads, up to its first step for the prompt. PREFILL: from there to the sampled
+    token. FIRST_TOKEN: from there into the router: messages, and decode's consent to take the KV.
+    """
+
+    ADMIT = "admit"
+    TOKENIZE = "tokenize"
+    PLACE = "place"
+    RETRY = "retry"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    FIRST_TOKEN = "first_token"
+
+
+class StallCause(StrEnum):
+    """Why a stream that had begun paused. PREEMPT: its blocks were needed by an older one. LOCAL_PREFILL: the
+    KV did not come, decode read the prompt itself. RESUME: its worker was lost, it went on elsewhere.
+    """
+
+    PREEMPT = "preempt"
+    LOCAL_PREFILL = "local_prefill"
+    RESUME = "resume"

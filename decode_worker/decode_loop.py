@@ -69,6 +69,7 @@ class DecodeLoop:
             runner.model_config.eos_token_ids,
             runner.max_context,
             metrics,
+            clock,
         )
         self._claims = Claims(self._inbox, self._generations, clock, config.ticket_wait_s, self._end)
         self._pipeline = StepPipeline(

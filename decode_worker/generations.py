@@ -7,12 +7,12 @@ does). Used on the step thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from core.block_hash import hash_blocks
-from core.clock import Deadline
+from core.clock import Clock, Deadline
 from core.errors import Cancelled, Overloaded, ServingError
 from core.handoff import HandoffTicket
 from core.ids import RequestId
@@ -44,6 +44,7 @@ class Generations:
         eos_token_ids: frozenset[int],
         max_context: int,
         metrics: EngineMetrics,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._scheduler = scheduler
@@ -51,6 +52,7 @@ class Generations:
         self._eos_token_ids = eos_token_ids
         self._max_context = max_context
         self._metrics = metrics
+        self._clock = clock
         self._by_stream: dict[Stream, Generation] = {}
         self._deadlines = Deadlines(lambda generation: self._by_stream.get(generation.stream) is generation)
         self._owners: dict[Sequence, Generation] = {}
@@ -140,12 +142,22 @@ class Generations:
             self._cache.abandon(reservation)
         else:
             self._cache.claim(reservation, running)
+            generation.note_claim(self._clock.now())
+            self._touched[generation] = None
             for sequence in running:
                 self._own(generation, sequence)
                 self._scheduler.adopt(sequence)
         taken = frozenset(sequence.sample_index for sequence in sequences)
         if generation.unfinished - taken:
             self.start_here(generation, taken)
+
+    def note_started(self, sequences: Iterable[Sequence]) -> None:
+        """A step reads for these from here on."""
+        now = self._clock.now()
+        for sequence in sequences:
+            generation = self._owners[sequence]
+            if generation.started_at is None:
+                generation.started_at = now
 
     # ------------------------------------------------------------ from outputs to events
 
@@ -195,6 +207,7 @@ class Generations:
 
     def _take(self, sequence: Sequence, sampled: tuple[SampledToken, ...]) -> None:
         generation = self._owners[sequence]
+        generation.note_read(sequence, self._clock.now())
         samples = [sequence, *(self._fork(generation, sequence, token.sample_index) for token in sampled[1:])]
         self._scheduler.settle_first_samples(sequence)
         self._metrics.observe_generated(len(sampled))

@@ -124,6 +124,7 @@ class StepPipeline:
         self._num_preemptions = self._scheduler.num_preemptions
         for sequence in self._scheduler.started:
             self._metrics.observe_start(sequence)
+        self._generations.note_started(self._scheduler.started)
         self.observe_slots()
         return self._begin(plan) if len(plan) else None
 

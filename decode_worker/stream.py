@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from core.errors import InvalidRequest, ServingError
 from core.ids import RequestId
-from core.jobs import GenerateEvent, GenerateJob
+from core.jobs import GenerateEvent, GenerateJob, Reading
 from core.request import TokenDelta
 
 StreamKey = tuple[RequestId, int]
@@ -31,13 +31,14 @@ PlainToken = tuple[int, int, int, int]
 @dataclass(frozen=True, slots=True)
 class Delivery:
     """What one step adds to one stream, which for the step thread is only a name. `error` or `is_end` ends
-    it.
+    it. `reading` goes with the next event of the stream.
     """
 
     stream: Stream
     events: tuple[GenerateEvent, ...] = ()
     error: ServingError | None = None
     is_end: bool = False
+    reading: Reading | None = None
 
 
 class Stream:
@@ -52,6 +53,7 @@ class Stream:
         self._request = job.request
         self._starts = {sample.sample_index: sample.emitted for sample in job.samples}
         self._events: list[GenerateEvent | PlainToken] = []
+        self._readings: dict[int, Reading] = {}  # by the index of the event that they go with
         self._error: ServingError | None = None
         self._waiters: list[asyncio.Future[None]] = []
 
@@ -68,6 +70,8 @@ class Stream:
         """Add what a step produced (nothing after the end); whether this was the end."""
         if self.ended_at is not None:
             return False
+        if delivery.reading is not None:
+            self._readings[len(self._events)] = delivery.reading
         self._events += delivery.events
         is_end = delivery.error is not None or delivery.is_end
         if is_end:
@@ -94,9 +98,10 @@ class Stream:
         while True:
             while index < len(self._events):
                 event = _from_position(_event_of(self._events[index]), positions)
+                reading = self._readings.get(index)
                 index += 1
                 if event is not None:
-                    yield event
+                    yield event if reading is None else replace(event, reading=reading)
             if self._error is not None:
                 raise copy.copy(self._error)  # a fresh one: each listener adds its own traceback
             if self.is_ended:

@@ -19,10 +19,12 @@ from protos.value_codec import (
     checked_time_left,
     decode_delta,
     decode_logprobs,
+    decode_reading,
     decode_request,
     decode_worker_ref,
     encode_delta,
     encode_logprobs,
+    encode_reading,
     encode_request,
     encode_worker_ref,
     malformed,
@@ -119,14 +121,17 @@ def generate_job(message: pb.GenerateRequest) -> GenerateJob:
 
 def encode_generate_event(event: GenerateEvent) -> pb.GenerateEvent:
     return pb.GenerateEvent(
-        delta=encode_delta(event.delta), prompt_logprobs=encode_logprobs(event.prompt_logprobs)
+        delta=encode_delta(event.delta),
+        prompt_logprobs=encode_logprobs(event.prompt_logprobs),
+        reading=None if event.reading is None else encode_reading(event.reading),
     )
 
 
 def decode_generate_event(message: pb.GenerateEvent) -> GenerateEvent:
     if not message.HasField("delta"):
         raise malformed("delta", "is absent")
-    return GenerateEvent(decode_delta(message.delta), decode_logprobs(message.prompt_logprobs))
+    reading = decode_reading(message.reading) if message.HasField("reading") else None
+    return GenerateEvent(decode_delta(message.delta), decode_logprobs(message.prompt_logprobs), reading)
 
 
 def cancel_request(job: CancelJob, receiver_epoch: Epoch) -> pb.CancelRequest:

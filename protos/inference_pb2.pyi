@@ -172,13 +172,27 @@ class GenerateRequest(_message.Message):
     time_left_s: float
     def __init__(self, receiver_epoch: _Optional[int] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[SampleStart, _Mapping]]] = ..., ticket_id: _Optional[str] = ..., attempt: _Optional[int] = ..., time_left_s: _Optional[float] = ...) -> None: ...
 
+class Reading(_message.Message):
+    __slots__ = ("queue_s", "compute_s", "wait_s", "cause")
+    QUEUE_S_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    queue_s: float
+    compute_s: float
+    wait_s: float
+    cause: str
+    def __init__(self, queue_s: _Optional[float] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., cause: _Optional[str] = ...) -> None: ...
+
 class GenerateEvent(_message.Message):
-    __slots__ = ("delta", "prompt_logprobs")
+    __slots__ = ("delta", "prompt_logprobs", "reading")
     DELTA_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
     delta: TokenDelta
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[TokenLogprob]
-    def __init__(self, delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
+    reading: Reading
+    def __init__(self, delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("receiver_epoch", "request_id", "ticket_id", "reason", "sample_index")

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Sequence
 from core.block_hash import BlockHash, token_bytes
 from core.errors import InvalidRequest
 from core.ids import Epoch, RequestId, Role, WorkerId, WorkerRef
+from core.jobs import Reading
 from core.request import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
+from core.telemetry import StallCause
 from protos import inference_pb2 as pb
 
 HASH_BYTES = 16
@@ -172,6 +174,26 @@ def decode_delta(message: pb.TokenDelta) -> TokenDelta:
         finish_reason=finish_reason,
         num_cached_tokens=message.num_cached_tokens,
     )
+
+
+def encode_reading(reading: Reading) -> pb.Reading:
+    return pb.Reading(
+        queue_s=reading.queue_s,
+        compute_s=reading.compute_s,
+        wait_s=reading.wait_s,
+        cause=reading.cause.value if reading.cause is not None else "",
+    )
+
+
+def decode_reading(message: pb.Reading) -> Reading:
+    durations = (message.queue_s, message.compute_s, message.wait_s)
+    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in durations):
+        raise malformed("reading", "must hold finite seconds, none negative")
+    try:
+        cause = StallCause(message.cause) if message.cause else None
+    except ValueError:
+        raise malformed("reading.cause", f"is {message.cause[:40]!r}") from None
+    return Reading(*durations, cause)
 
 
 def encode_hashes(hashes: Sequence[BlockHash]) -> bytes:

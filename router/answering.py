@@ -14,13 +14,14 @@ from typing import Self
 
 from core.clock import Clock, Deadline
 from core.errors import Cancelled
-from core.jobs import GenerateEvent
+from core.jobs import GenerateEvent, Reading
 from core.request import FinishReason, Request, TokenLogprob
 from router.admission import Admission
 from router.api_call import ApiCall, Prompt
 from router.decision import Decision
 from router.metrics import RequestLabels, RouterMetrics
 from router.pipeline import Pipeline
+from router.stamps import Stamps
 from router.tenants import Tenant
 from router.text import SampleText, TextDelta
 from router.token_bytes import TokenBytes
@@ -52,21 +53,30 @@ class PromptReader:
     """The pipeline's Reader for one prompt: tokens to text, for all its samples."""
 
     def __init__(
-        self, call: ApiCall, number: int, token_bytes: TokenBytes, events: asyncio.Queue[_Item], times: _Times
+        self,
+        call: ApiCall,
+        number: int,
+        token_bytes: TokenBytes,
+        events: asyncio.Queue[_Item],
+        counting: _Counting,
+        stamps: Stamps,
     ) -> None:
+        self.stamps = stamps
         self.decision: Decision | None = None
         self.num_cached_tokens = 0
         self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
         self.samples = [SampleText(token_bytes, call.text, index) for index in range(call.n)]
         self._first_index = number * call.n
         self._seen: set[int] = set()
-        self._last_at: dict[int, float] = {}
         self._events = events
-        self._times = times
-        self._has_token = False
+        self._counting = counting
 
     def placed(self, decision: Decision) -> None:
         self.decision = decision
+        self.stamps.placed(self._counting.clock.now())
+
+    def lost(self, samples: Sequence[int]) -> None:
+        self.stamps.lost(samples, self._counting.clock.now())
 
     def read(self, event: GenerateEvent) -> bool:
         delta = event.delta
@@ -77,31 +87,34 @@ class PromptReader:
             self.num_cached_tokens = delta.num_cached_tokens
         sample = self.samples[index]
         if delta.token_ids and sample.finish_reason is None:
-            self._observe(index, len(delta.token_ids))
+            self._observe(index, len(delta.token_ids), event.reading)
         text = sample.feed(delta)
         self._events.put_nowait(ChoiceEvent(self._first_index + index, text, index not in self._seen))
         self._seen.add(index)
         return sample.finish_reason is not None
 
-    def _observe(self, index: int, num_tokens: int) -> None:
-        now = self._times.clock.now()
-        last_at = self._last_at.get(index)
-        if not self._has_token:
-            self._has_token = True
-            self._times.metrics.first_token(self._times.labels, now - self._times.arrived_at)
-        elif last_at is not None:
-            self._times.metrics.next_tokens(self._times.labels, num_tokens, now - last_at)
-        self._last_at[index] = now
+    def _observe(self, index: int, num_tokens: int, reading: Reading | None) -> None:
+        counting, stamps = self._counting, self.stamps
+        is_first = stamps.first_token_at is None
+        since_last_s = stamps.token(index, reading, counting.clock.now())
+        if is_first:
+            assert stamps.ttft_s is not None
+            counting.metrics.first_token(counting.labels, stamps.ttft_s, stamps.parts)
+        elif since_last_s is not None:
+            counting.metrics.next_tokens(counting.labels, num_tokens, since_last_s)
+
+    def ended(self) -> None:
+        """Nothing more comes."""
+        self._counting.metrics.paused(self.stamps.transfer_wait_s, self.stamps.stalls)
 
 
 @dataclass(frozen=True, slots=True)
-class _Times:
+class _Counting:
     """Where the token times of a call are counted."""
 
     metrics: RouterMetrics
     labels: RequestLabels
     clock: Clock
-    arrived_at: float
 
 
 class _End:
@@ -125,6 +138,7 @@ class Answering:
         labels: RequestLabels,
         arrived_at: float,
         tenant: Tenant,
+        tokenize_s: float = 0.0,
     ) -> None:
         self.call = call
         self._tenant = tenant
@@ -133,9 +147,10 @@ class Answering:
         self._admission = admission
         self._deadline = deadline
         self._events: asyncio.Queue[_Item] = asyncio.Queue()
-        times = _Times(pipeline.metrics, labels, pipeline.clock, arrived_at)
+        counting = _Counting(pipeline.metrics, labels, pipeline.clock)
         self.readers = [
-            PromptReader(call, number, token_bytes, self._events, times) for number in range(len(requests))
+            PromptReader(call, number, token_bytes, self._events, counting, Stamps(arrived_at, tokenize_s))
+            for number in range(len(requests))
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._num_running = len(requests)
@@ -194,6 +209,7 @@ class Answering:
     async def _serve(self, request: Request, reader: PromptReader) -> None:
         try:
             async with self._admission.place(request, self._tenant, self._deadline):
+                reader.stamps.admitted(self._pipeline.clock.now())
                 await self._pipeline.serve(request, reader, self._deadline)
         except asyncio.CancelledError:
             # usually nobody reads any more; if somebody does, it must not wait for ever
@@ -203,3 +219,5 @@ class Answering:
             self._events.put_nowait(error)
         else:
             self._events.put_nowait(_End())
+        finally:
+            reader.ended()

@@ -30,6 +30,7 @@ from router.chat_wire import ChatWire
 from router.completion_schema import CompletionBody
 from router.completion_wire import CompletionWire
 from router.config import RouterConfig
+from router.debug_route import DebugRoute
 from router.endpoint import Endpoint, Rooms
 from router.exposition import WorkerExpositions, merge
 from router.http_errors import error_body, error_headers
@@ -106,6 +107,7 @@ def create_app(
         routes=[
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
+            Route("/debug/route", DebugRoute(rooms, read_completion, read_chat).answer, methods=["POST"]),
             Route("/v1/models", pages.models),
             Route("/v1/models/{model_id:path}", pages.model),
             Route("/health", pages.health),

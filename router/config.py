@@ -49,6 +49,8 @@ class RouterConfig:
     streaming response waits for its first token before its status line is sent; an error before that has an
     HTTP status of its own.
 
+    `explain`: answers say where they went and where their time went, in headers and in `usage`.
+
     `max_concurrency` requests (prompts count singly) run at once, `max_queue` more wait; beyond that 429.
     `worker_wait_s`: how long a new request waits for a worker when there is none, then 503. A request that
     has already been placed waits for a replacement until `give_up_before_s` before its deadline.
@@ -68,6 +70,7 @@ class RouterConfig:
     sampling_defaults: DefaultsSetting = DefaultsSetting.MODEL
     plan: PlanSetting = PlanSetting.AUTO
     policy: PolicySetting = PolicySetting.COST
+    explain: bool = True
 
     max_body_bytes: int = 4 * 1024 * 1024
     max_n: int = 16

@@ -23,6 +23,7 @@ from router.answering import Answering, ChoiceEvent
 from router.api_call import ApiCall
 from router.body_reader import read_body, wait_for_disconnect
 from router.config import RouterConfig
+from router.explanation import explanation_headers, explanation_object
 from router.http_errors import error_body, error_headers, internal_error
 from router.json_body import parse_json
 from router.metrics import Outcome, RequestLabels, RouterMetrics, outcome_of
@@ -148,7 +149,9 @@ class _Exchange:
             self._labels = RequestLabels(self._endpoint.name, rooms.model.name)
         self._started()
         max_context = rooms.admission.max_context()
+        read_at = rooms.pipeline.clock.now()
         call = await _maybe_elsewhere(len(data), lambda: self._endpoint.read_call(body, max_context))
+        tokenize_s = rooms.pipeline.clock.now() - read_at
         requests = rooms.admission.requests(call, self._call_id, caller.tenant, priority)
         cost = cost_of(requests)
         rooms.admission.check_room(requests, cost, deadline)
@@ -164,6 +167,7 @@ class _Exchange:
             self._labels,
             self._arrived_at,
             caller.tenant,
+            tokenize_s,
         )
         self._account.answering = answering
         return answering
@@ -178,9 +182,9 @@ class _Exchange:
             for index in range(answering.num_choices)
         ]
         self._name_what_is_left()
-        self._name_workers(answering)
+        self._explain(answering)
         body = self._envelope(wire.whole_object, choices)
-        await self.reply.json(body | {"usage": usage_object(answering.usage())})
+        await self.reply.json(body | {"usage": self._usage(answering)})
 
     async def _stream(self, answering: Answering) -> None:
         """The head waits for the first token, so that errors before it have a status of their own."""
@@ -192,7 +196,7 @@ class _Exchange:
         except TimeoutError:
             is_pending = True
         self._name_what_is_left()
-        self._name_workers(answering)
+        self._explain(answering)
         await self.reply.start(CONTENT_TYPE, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         wire = self._endpoint.wire
         await self._write(answering, wire.opening(answering))
@@ -203,7 +207,7 @@ class _Exchange:
             event = await answering.next()
         if answering.call.is_usage_included:
             body = self._envelope(wire.chunk_object, [])
-            await self.reply.write(frame(body | {"usage": usage_object(answering.usage())}))
+            await self.reply.write(frame(body | {"usage": self._usage(answering)}))
         await self.reply.write(DONE)
         await self.reply.end()
 
@@ -237,16 +241,15 @@ class _Exchange:
         if self._account is not None:
             self.reply.headers.update(self._account.rate_headers())
 
-    def _name_workers(self, answering: Answering) -> None:
-        """Say where a request of one prompt went."""
-        decision = answering.readers[0].decision if len(answering.readers) == 1 else None
-        if decision is None:
-            return
-        self.reply.headers["x-baton-plan"] = decision.plan.value
-        if decision.prefill is not None:
-            self.reply.headers["x-baton-prefill-worker"] = decision.prefill.ref.worker_id
-        if decision.decode is not None:
-            self.reply.headers["x-baton-decode-worker"] = decision.decode.ref.worker_id
+    def _explain(self, answering: Answering) -> None:
+        if self._rooms.config.explain:
+            self.reply.headers.update(explanation_headers(answering))
+
+    def _usage(self, answering: Answering) -> dict[str, Any]:
+        usage = usage_object(answering.usage())
+        if self._rooms.config.explain:
+            usage["baton"] = explanation_object(answering, self._call_id)
+        return usage
 
     def _started(self) -> None:
         if not self._is_counted:

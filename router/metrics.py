@@ -6,7 +6,7 @@ label. The merged scrape of all workers is in `exposition`. Used on the event lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -16,13 +16,16 @@ from prometheus_client.registry import Collector
 
 from core import telemetry
 from core.errors import AdmissionError, Cancelled, RequestError, ServingError
+from core.telemetry import TTFTPart
 from router.decision import Plan
+from router.stamps import Stall
 from router.worker_table import WorkerTable
 
 _TTFT_BUCKETS = (
     *(0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0),
 )
+_PART_BUCKETS = (0.0001, 0.0005, 0.001, *_TTFT_BUCKETS)
 _ITL_BUCKETS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
     *(0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
@@ -88,6 +91,26 @@ class RouterMetrics:
             buckets=_ITL_BUCKETS,
             registry=self.registry,
         )
+        self._parts = Histogram(
+            telemetry.TTFT_PART_SECONDS,
+            "Where the time to first token went; the sums of all parts are that of baton_ttft_seconds.",
+            ("part",),
+            buckets=_PART_BUCKETS,
+            registry=self.registry,
+        )
+        self._transfer_waits = Histogram(
+            telemetry.TRANSFER_WAIT_SECONDS,
+            "How long decode waited for the KV of an answer.",
+            buckets=_PART_BUCKETS,
+            registry=self.registry,
+        )
+        self._stalls = Histogram(
+            telemetry.ITL_STALL_SECONDS,
+            "Pauses of running answers whose cause is known.",
+            ("cause",),
+            buckets=_ITL_BUCKETS,
+            registry=self.registry,
+        )
         self._e2e = Histogram(
             telemetry.E2E_SECONDS,
             "From the arrival of a request to the end of its answer.",
@@ -129,8 +152,18 @@ class RouterMetrics:
         if outcome is Outcome.SUCCEEDED:
             self._e2e.labels(labels.endpoint, labels.model).observe(seconds)
 
-    def first_token(self, labels: RequestLabels, seconds: float) -> None:
+    def first_token(self, labels: RequestLabels, seconds: float, parts: Mapping[TTFTPart, float]) -> None:
+        """The first token of a prompt; `parts` add up to `seconds`."""
         self._ttft.labels(labels.endpoint, labels.model).observe(seconds)
+        for part, part_s in parts.items():
+            self._parts.labels(part.value).observe(part_s)
+
+    def paused(self, transfer_wait_s: float | None, stalls: Iterable[Stall]) -> None:
+        """How long an answer that has ended had waited for its KV and stood still."""
+        if transfer_wait_s is not None:
+            self._transfer_waits.observe(transfer_wait_s)
+        for stall in stalls:
+            self._stalls.labels(stall.cause.value).observe(stall.seconds)
 
     def next_tokens(self, labels: RequestLabels, num_tokens: int, seconds: float) -> None:
         """`num_tokens` came together `seconds` after the last one."""

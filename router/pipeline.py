@@ -22,10 +22,10 @@ from core.errors import (
     WorkerLost,
 )
 from core.ids import TicketId, new_ticket_id
-from core.jobs import GenerateEvent, GenerateJob, PrefillJob, PrefillResult
+from core.jobs import GenerateEvent, GenerateJob, PrefillJob, PrefillResult, Reading
 from core.request import FinishReason, Request
 from router.config import RouterConfig
-from router.decision import Demand, Plan
+from router.decision import Plan
 from router.legs import Cancels, Leg, Legs
 from router.metrics import RouterMetrics
 from router.placed import Placed
@@ -185,9 +185,7 @@ class _Run:
         left for that.
         """
         tokens = (*self._request.prompt_token_ids, *records[0].emitted)
-        num_left = self._request.sampling.max_tokens - len(records[0].emitted)
-        num_output = min(max(1, num_left), self._config.assumed_output_tokens)
-        demand = Demand(len(tokens), len(records), num_left <= 1, num_output)
+        demand = self._placer.demand(self._request, len(records[0].emitted), len(records))
         sought = self._placer.seek(self._request, tokens, demand)
         give_up_at = self._give_up_at()
         while True:
@@ -313,10 +311,10 @@ class _Run:
     # ------------------------------------------------------------ taking
 
     def _take(self, result: PrefillResult) -> None:
-        prompt_logprobs = result.prompt_logprobs
+        prompt_logprobs, reading = result.prompt_logprobs, Reading(result.queue_s, result.compute_s)
         for delta in result.deltas:
             delta = replace(delta, num_cached_tokens=result.num_cached_tokens)
-            self._accept(GenerateEvent(delta, prompt_logprobs))
+            self._accept(GenerateEvent(delta, prompt_logprobs, reading))
             prompt_logprobs = ()
 
     def _accept(self, event: GenerateEvent) -> None:
@@ -333,7 +331,7 @@ class _Run:
         self._has_prompt_logprobs |= bool(prompt_logprobs)
         if fresh is not None or prompt_logprobs:
             fresh = fresh or replace(delta, position=len(record.emitted), token_ids=(), logprobs=())
-            has_enough = self._reader.read(GenerateEvent(fresh, prompt_logprobs))
+            has_enough = self._reader.read(GenerateEvent(fresh, prompt_logprobs, event.reading))
             record.is_finished = has_enough or (delta.finish_reason is not None and not is_given_up)
         if is_given_up and not record.is_finished:
             kind = WorkerDraining if delta.finish_reason is FinishReason.CANCELLED else StepFailed
@@ -359,6 +357,7 @@ class _Run:
     ) -> None:
         samples = [record.sample_index for record in records]
         self._setbacks.note(error, callee.ref, None if target is None else target.ref, samples)
+        self._reader.lost(samples)
         self._pipeline.metrics.retried(error)
 
 

@@ -56,6 +56,12 @@ class Placer:
         self.draw = Draw(chance)
         self._freed = asyncio.Event()
 
+    def demand(self, request: Request, num_emitted: int, num_samples: int) -> Demand:
+        """What `num_samples` of a request's samples need that have `num_emitted` tokens each."""
+        num_left = request.sampling.max_tokens - num_emitted
+        num_output = min(max(1, num_left), self.config.assumed_output_tokens)
+        return Demand(request.num_prompt_tokens + num_emitted, num_samples, num_left <= 1, num_output)
+
     def seek(self, request: Request, tokens: Sequence[int], demand: Demand) -> Search:
         """A search for workers that read `tokens` (prompt and emitted) of `request`; its blocks are
         named once.
@@ -112,8 +118,8 @@ class Search:
         is_held_enough = self._held_until is not None and now >= self._held_until
         return place(
             replace(self._demand, can_wait=False) if is_held_enough else self._demand,
-            self._candidates(Role.PREFILL, setbacks, now),
-            self._candidates(Role.DECODE, setbacks, now),
+            self.candidates(Role.PREFILL, setbacks, now),
+            self.candidates(Role.DECODE, setbacks, now),
             self._placer.config,
             self._placer.draw,
         )
@@ -135,7 +141,8 @@ class Search:
         roles = (Role.DECODE, Role.PREFILL) if self._demand.is_ended_by_prefill else (Role.DECODE,)
         return [entry for entry in self._placer.table.entries() if entry.ref.role in roles]
 
-    def _candidates(self, role: Role, setbacks: Setbacks, now: float) -> list[Candidate]:
+    def candidates(self, role: Role, setbacks: Setbacks, now: float) -> list[Candidate]:
+        """The workers of `role` that may be chosen, as placement sees them."""
         usable = self._placer.table.usable(role)
         entries = [entry for entry in usable if not setbacks.is_avoided(entry.ref, now)]
         layouts = {entry.announcement.layout.fingerprint: entry.announcement.layout for entry in entries}

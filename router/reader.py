@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from core.jobs import GenerateEvent
@@ -13,6 +14,10 @@ class Reader(Protocol):
 
     def placed(self, decision: Decision) -> None:
         """The request goes to these workers now; called again after each failure."""
+        ...
+
+    def lost(self, samples: Sequence[int]) -> None:
+        """What ran for these samples ended before they did; they are placed again, if that can be."""
         ...
 
     def read(self, event: GenerateEvent) -> bool:

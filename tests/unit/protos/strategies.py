@@ -15,11 +15,13 @@ from core.jobs import (
     GenerateJob,
     PrefillJob,
     PrefillResult,
+    Reading,
     SampleStart,
     WatchEvent,
 )
 from core.kv_layout import DTYPE_BYTES, KVLayout
 from core.request import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
+from core.telemetry import StallCause
 from core.worker_status import BlockEvent, BlockEventKind, StepCost, WorkerStatus
 
 # a lone surrogate is no UTF-8 and cannot be put into a protobuf string
@@ -101,7 +103,9 @@ deltas = st.builds(
 prefill_results = st.builds(
     PrefillResult, st.lists(deltas, max_size=3).map(tuple), counts, doubles, doubles, logprobs
 )
-generate_events = st.builds(GenerateEvent, deltas, logprobs)
+seconds = st.floats(0.0, 1e6, allow_nan=False)
+readings = st.builds(Reading, seconds, seconds, seconds, st.none() | st.sampled_from(StallCause))
+generate_events = st.builds(GenerateEvent, deltas, logprobs, st.none() | readings)
 cancel_jobs = st.builds(
     CancelJob,
     texts.map(RequestId),

@@ -123,6 +123,16 @@ STATUS = pb.WorkerStatus(ref=pb.WorkerRef(role="decode"))
             codec.decode_generate_event,
             pb.GenerateEvent(delta=pb.TokenDelta(position=-1)),
         ),
+        (
+            "reading",
+            codec.decode_generate_event,
+            pb.GenerateEvent(delta=pb.TokenDelta(), reading=pb.Reading(queue_s=float("nan"))),
+        ),
+        (
+            "reading.cause",
+            codec.decode_generate_event,
+            pb.GenerateEvent(delta=pb.TokenDelta(), reading=pb.Reading(cause="bored")),
+        ),
         ("watch_event", codec.decode_watch_event, pb.WatchEvent(number=1)),
         (
             "watch_event",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -239,10 +239,14 @@ class Collector:
         self.events: list[GenerateEvent] = []
         self.reasons: dict[int, FinishReason] = {}
         self.decisions: list[Decision] = []
+        self.losses: list[tuple[int, ...]] = []
         self._enough = enough or {}
 
     def placed(self, decision: Decision) -> None:
         self.decisions.append(decision)
+
+    def lost(self, samples: Sequence[int]) -> None:
+        self.losses.append(tuple(samples))
 
     def read(self, event: GenerateEvent) -> bool:
         delta = event.delta
