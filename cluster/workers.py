@@ -8,13 +8,16 @@ import decode_worker.service
 import prefill_worker.service
 from cluster.config import BatonConfig
 from core.clock import Clock
-from core.ids import Role, WorkerRef
+from core.ids import Role, TenantId, WorkerRef
 from core.peer_security import PeerSecurity
 from decode_worker.worker import DecodeWorker
+from engine.kv.shares import KVShares
 from engine.runner import ModelRunner
 from engine.step import StepLimits
 from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
+from router.tenants import cache_salt_of
+from router.tenants_config import ANY_TENANT, TenantsConfig
 
 AnyWorker = PrefillWorker | DecodeWorker
 
@@ -41,9 +44,21 @@ def build_worker(
     runner: ModelRunner, config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect
 ) -> AnyWorker:
     """Put the worker of `ref.role` around the engine; starting it is the caller's."""
+    runner.cache.allocator.use_shares(_shares(config.router.tenants))
     if ref.role is Role.PREFILL:
         return PrefillWorker(runner, config.prefill, ref, clock, connect)
     return DecodeWorker(runner, config.decode, ref, clock)
+
+
+def _shares(tenants: TenantsConfig) -> KVShares:
+    """By cache salt, which is what workers know tenants by."""
+    return KVShares(
+        {
+            cache_salt_of(tenants, TenantId(limits.name)): limits.kv_share
+            for limits in tenants.limits
+            if limits.kv_share is not None and limits.name != ANY_TENANT
+        }
+    )
 
 
 async def serve_worker(worker: AnyWorker, host: str, security: PeerSecurity) -> tuple[GrpcServer, int]:

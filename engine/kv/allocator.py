@@ -7,18 +7,21 @@ write to it). Knows ids only, no tensors, no sequences. Used on the step thread.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from core.block_hash import BlockHash
+from engine.kv.evictable import Evictable
 from engine.kv.prefix_cache import EventListener, PrefixCache
+from engine.kv.shares import KVShares
 
 
 class BlockAllocator:
-    """Holder counts, least-recently-used eviction, and publication of full blocks.
+    """Holder counts, least-recently-used eviction within the owners' shares, and publication of full blocks.
 
-    Eviction is O(1) and takes children before parents: a table is released from its end, so in the queue of
-    cached blocks a parent always stands behind its children, and a holder of a child holds the parent too.
+    Eviction takes children before parents: a table is released from its end, so in an owner's queue of cached
+    blocks a parent always stands behind its children, and a holder of a child holds the parent too. Where the
+    owner of a chain became known late, a parent waits for children in another queue.
     Per name there is at most one cached block, and none while a copy is held: further copies return to *free*
     at once.
     """
@@ -29,7 +32,7 @@ class BlockAllocator:
         self.on_events = on_events
         self.prefix_cache = PrefixCache()
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = Evictable(KVShares(), num_blocks)
         self._holders = [0] * num_blocks
         self._num_held = 0
         self._quarantined: set[int] = set()
@@ -66,23 +69,23 @@ class BlockAllocator:
         """A cached or held block with that name; it stays only if held before the next allocation."""
         return self.prefix_cache.lookup(block_hash)
 
-    def try_allocate(self, num: int) -> list[int] | None:
+    def try_allocate(self, num: int, owner: str = "") -> list[int] | None:
         """`num` blocks with one holder each, undefined content; None (nothing changes) if there are not as
         many.
         """
-        return self.try_acquire((), num)
+        return self.try_acquire((), num, owner)
 
-    def try_acquire(self, shared: Sequence[int], num_new: int) -> list[int] | None:
+    def try_acquire(self, shared: Sequence[int], num_new: int, owner: str = "") -> list[int] | None:
         """Hold the blocks `shared` once more and allocate `num_new`, both or neither.
 
         Returns the new blocks. `shared` are distinct blocks that are cached or held; none of them is evicted
-        to make room.
+        to make room. `owner` is who needs them, if that is known.
         """
         num_revived = sum(1 for block_id in shared if block_id in self._cached)
         if num_new > self.num_available - num_revived:
             return None
         self.hold(shared)
-        new = [self._take() for _ in range(num_new)]
+        new = [self._take(owner, num_new) for _ in range(num_new)]
         self._emit()
         return new
 
@@ -91,7 +94,7 @@ class BlockAllocator:
         for block_id in block_ids:
             if self._holders[block_id] == 0:
                 assert block_id in self._cached, f"block {block_id} is neither held nor cached"
-                del self._cached[block_id]
+                self._cached.remove(block_id)
                 self._num_held += 1
             self._holders[block_id] += 1
 
@@ -107,8 +110,24 @@ class BlockAllocator:
                 self._retire(block_id)
         self._emit()
 
-    def publish(self, block_id: int, block_hash: BlockHash, parent_block: int | None) -> bool:
-        """Name a held, full, verified block; it is never written again.
+    def use_shares(self, shares: KVShares) -> None:
+        """Evict by these shares from now on."""
+        self._cached.shares = shares
+
+    def num_owned(self, owner: str) -> int:
+        """Named blocks of that owner, held or cached."""
+        return self._cached.num_owned(owner)
+
+    def own(self, block_ids: Iterable[int], owner: str) -> None:
+        """Held blocks turn out to be that owner's; those without a name are left out."""
+        for block_id in block_ids:
+            if self.prefix_cache.name_of(block_id) is not None:
+                self._cached.own(block_id, owner)
+
+    def publish(
+        self, block_id: int, block_hash: BlockHash, parent_block: int | None, owner: str = ""
+    ) -> bool:
+        """Name a held, full, verified block, which is then `owner`'s; it is never written again.
 
         `parent_block` is the block before it in the same table, None for the first. False (nothing changes)
         if that one has no name, for then this one could never be found, or if the name is known with another
@@ -121,6 +140,7 @@ class BlockAllocator:
         duplicates = self.prefix_cache.copies(block_hash)
         if not self.prefix_cache.add(block_id, block_hash, parent):
             return False
+        self._cached.own(block_id, owner)
         for duplicate in duplicates:
             if duplicate in self._cached:
                 self._evict(duplicate)
@@ -130,7 +150,7 @@ class BlockAllocator:
     def clear_cache(self) -> None:
         """Evict all cached blocks; what somebody holds stays findable."""
         while self._cached:
-            self._evict(next(iter(self._cached)))
+            self._evict(self._cached.next(self._may_go))
         self._emit()
 
     def quarantine(self, block_ids: Iterable[int]) -> None:
@@ -160,7 +180,7 @@ class BlockAllocator:
             assert count == wanted, f"block {block_id} counts {count} holders, its holders are {wanted}"
         assert set(expected) <= set(range(self.num_blocks)), "a table lists a block that does not exist"
         held = {block_id for block_id, count in expected.items() if count > 0}
-        sets = (self._free, self._cached, held, self._quarantined)
+        sets = (self._free, list(self._cached), list(held), list(self._quarantined))
         assert sum(map(len, sets)) == self.num_blocks, "the four sets overlap or lack a block"
         assert set().union(*sets) == set(range(self.num_blocks)), "the four sets do not cover the pool"
         assert self._num_held == len(held)
@@ -188,24 +208,29 @@ class BlockAllocator:
             parent = names[block_hash]
             assert parent is None or parent in names, "a published block outlived its parent"
 
-    def _take(self) -> int:
+    def _take(self, owner: str, num_more: int) -> int:
         if not self._free:
-            self._evict(next(iter(self._cached)))
+            self._evict(self._cached.next(self._may_go, owner, num_more))
         block_id = self._free.pop()
         self._holders[block_id] = 1
         self._num_held += 1
         return block_id
 
+    def _may_go(self, block_id: int) -> bool:
+        return not self.prefix_cache.has_children(block_id)
+
     def _evict(self, block_id: int) -> None:
-        del self._cached[block_id]
+        self._cached.remove(block_id)
+        self._cached.disown(block_id)
         self.prefix_cache.discard(block_id)
         self._free.append(block_id)
 
     def _retire(self, block_id: int) -> None:
         block_hash = self.prefix_cache.name_of(block_id)
         if block_hash is not None and len(self.prefix_cache.copies(block_hash)) == 1:
-            self._cached[block_id] = None
+            self._cached.add(block_id)
             return
+        self._cached.disown(block_id)
         self.prefix_cache.discard(block_id)
         self._free.append(block_id)
 

@@ -69,7 +69,7 @@ class KVCache:
         assert sequence.num_computed_tokens == 0
         shared, block_hashes = self._match(sequence)
         num_blocks = self.layout.num_blocks(sequence.num_tokens + num_extra_tokens)
-        new = self.allocator.try_acquire(shared, num_blocks - len(shared))
+        new = self.allocator.try_acquire(shared, num_blocks - len(shared), sequence.request.cache_salt)
         if new is None:
             return False
         sequence.block_table = shared + new
@@ -86,7 +86,7 @@ class KVCache:
         num_new = self.layout.num_blocks(num_tokens) - len(sequence.block_table)
         if num_new <= 0:
             return True
-        new = self.allocator.try_allocate(num_new)
+        new = self.allocator.try_allocate(num_new, sequence.request.cache_salt)
         if new is None:
             return False
         sequence.block_table += new
@@ -102,7 +102,7 @@ class KVCache:
             parent = block_hashes[-1] if block_hashes else self.hash_root(sequence.request)
             tokens = token_bytes(sequence.token_ids[index * size : (index + 1) * size])
             block_hashes.append(child_hash(parent, tokens))
-            self._publish(sequence.block_table, index, block_hashes[-1])
+            self._publish(sequence.block_table, index, block_hashes[-1], sequence.request.cache_salt)
 
     def release(self, sequence: Sequence) -> None:
         """Give all blocks back (finished, cancelled or preempted); nothing of the sequence is computed any
@@ -198,6 +198,8 @@ class KVCache:
         assert sequences
         for sequence in sequences:
             self._check_names(reservation, sequence)
+        # a ticket does not say whose it is; who claims it does
+        self.allocator.own(reservation.table[:num_full], sequences[0].request.cache_salt)
         for index, sequence in enumerate(sequences):
             assert not sequence.block_table
             if index == 0:
@@ -232,9 +234,9 @@ class KVCache:
             names.append(parent)
             yield parent
 
-    def _publish(self, table: Items[int], index: int, name: BlockHash) -> None:
+    def _publish(self, table: Items[int], index: int, name: BlockHash, owner: str = "") -> None:
         if self.enable_prefix_cache:
-            self.allocator.publish(table[index], name, table[index - 1] if index > 0 else None)
+            self.allocator.publish(table[index], name, table[index - 1] if index > 0 else None, owner)
 
     def _check_names(self, reservation: Reservation, sequence: Sequence) -> None:
         tokens = sequence.token_ids[: reservation.num_tokens]

@@ -27,6 +27,7 @@ class PrefixCache:
         self._copies: dict[BlockHash, list[int]] = {}
         self._parents: dict[BlockHash, BlockHash | None] = {}
         self._names: dict[int, BlockHash] = {}
+        self._num_children: dict[BlockHash, int] = {}
         self._events: list[BlockEvent] = []
 
     def __len__(self) -> int:
@@ -65,6 +66,11 @@ class PrefixCache:
         """All blocks with that name, the one that `lookup` answers first."""
         return tuple(self._copies.get(block_hash, ()))
 
+    def has_children(self, block_id: int) -> bool:
+        """Whether the block's name would leave children behind if this block went."""
+        name = self._names[block_id]
+        return len(self._copies[name]) == 1 and self._num_children.get(name, 0) > 0
+
     def name_of(self, block_id: int) -> BlockHash | None:
         """The name under which the block is published, or None."""
         return self._names.get(block_id)
@@ -88,6 +94,8 @@ class PrefixCache:
         self._names[block_id] = block_hash
         self._copies[block_hash] = [block_id]
         self._parents[block_hash] = parent
+        if parent is not None:
+            self._num_children[parent] = self._num_children.get(parent, 0) + 1
         self._events.append(BlockEvent(BlockEventKind.STORED, block_hash, parent))
         return True
 
@@ -100,7 +108,12 @@ class PrefixCache:
         copies.remove(block_id)
         if not copies:
             del self._copies[block_hash]
-            self._events.append(BlockEvent(BlockEventKind.REMOVED, block_hash, self._parents.pop(block_hash)))
+            parent = self._parents.pop(block_hash)
+            if parent is not None:
+                self._num_children[parent] -= 1
+                if not self._num_children[parent]:
+                    del self._num_children[parent]
+            self._events.append(BlockEvent(BlockEventKind.REMOVED, block_hash, parent))
 
     def take_events(self) -> tuple[BlockEvent, ...]:
         """Events since the last call, in order; CLEARED stands for several of them that left nothing."""

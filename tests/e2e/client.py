@@ -37,15 +37,16 @@ class Streamed:
 
 
 class Client:
-    """Talks to one system; `model` is put into each body that names none."""
+    """Talks to one system; `model` is put into each body that names none, the key into each head."""
 
-    def __init__(self, port: int, timeout_s: float = 120.0) -> None:
+    def __init__(self, port: int, timeout_s: float = 120.0, api_key: str | None = None) -> None:
         self.port = port
+        self.headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._timeout_s = timeout_s
         self.model = self.models()[0]["id"]
 
     def models(self) -> list[dict[str, Any]]:
-        response = wire.request(self.port, "GET", "/v1/models")
+        response = wire.request(self.port, "GET", "/v1/models", headers=self.headers)
         assert response.status == 200, response.body
         body = response.json()
         assert body["object"] == "list"
@@ -55,13 +56,13 @@ class Client:
     def post(self, path: str, body: Any, headers: dict[str, str] | None = None) -> wire.RawResponse:
         """One exchange, whatever its status; dictionaries get the model's name."""
         with wire.RawConnection(self.port, timeout_s=self._timeout_s) as connection:
-            connection.send("POST", path, self.encode(body), headers=headers)
+            connection.send("POST", path, self.encode(body), headers={**self.headers, **(headers or {})})
             return connection.read_all()
 
     def open(self, path: str, body: dict[str, Any]) -> wire.RawConnection:
         """A connection with the request sent and nothing read."""
         connection = wire.RawConnection(self.port, timeout_s=self._timeout_s)
-        connection.send("POST", path, self.encode(body))
+        connection.send("POST", path, self.encode(body), headers=self.headers)
         return connection
 
     def encode(self, body: Any) -> bytes:
@@ -110,7 +111,7 @@ class Client:
     def metrics_text(self) -> tuple[str, float]:
         """The scrape and how many seconds it took."""
         start = time.monotonic()
-        response = wire.request(self.port, "GET", "/metrics")
+        response = wire.request(self.port, "GET", "/metrics", headers=self.headers)
         assert response.status == 200, response.body[:300]
         return response.body.decode(), time.monotonic() - start
 

@@ -38,7 +38,8 @@ GREETING = "Ctrl-C stops it"
 class Profile:
     """How to start a system: the model's folder (None: the bundled one), settings by section, workers, kind.
 
-    `is_local` is one process without Ray. `settings` are `{"engine.block_size": 16}`.
+    `api_key` is shown by the system's own client. `is_local` is one process without Ray. `settings` are
+    `{"engine.block_size": 16}`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Profile:
     num_prefill: int = 1
     num_decode: int = 1
     is_local: bool = True
+    api_key: str | None = None
 
     def arguments(self, port: int, config: Path) -> list[str]:
         found = ["--config", str(config), "--port", str(port)]
@@ -105,7 +107,7 @@ class System:
             )
         try:
             self._wait_ready(timeout_s or (60.0 if profile.is_local else 180.0))
-            self.client = Client(self.port)
+            self.client = Client(self.port, api_key=profile.api_key)
         except BaseException:
             self.stop()
             raise
