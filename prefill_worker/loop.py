@@ -128,7 +128,7 @@ class PrefillLoop:
 
     def step(self) -> bool:
         """One step, if there is anything to compute."""
-        plan = self._scheduler.plan(self._clock.now())
+        plan = self._scheduler.plan(self._clock.now(), self._metrics.prefill_tokens_per_s)
         if plan is None:
             return False
         for prompt in plan.started:

@@ -38,6 +38,11 @@ class Prompt:
         return tuple(sample.sample_index for sample in self.job.samples)
 
     @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens still to be computed: exact once it has started, before that as estimated when it came."""
+        return self.num_uncached_tokens if self.started_at is None else self.sequence.num_uncomputed_tokens
+
+    @property
     def num_samples(self) -> int:
         return len(self.job.samples)
 

@@ -15,16 +15,9 @@ from engine.sequence import Sequence
 from engine.step import ScheduledSequence, StepPlan
 from prefill_worker.config import PrefillConfig
 from prefill_worker.prompt import Prompt
-
-QueueOrder = Callable[[Prompt, float], float]
-"""(prompt, now) → a key; the waiting prompt with the smallest key is started next."""
+from prefill_worker.queue_order import QueueOrder, aged_shortest
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
-
-
-def first_come(prompt: Prompt, now: float) -> float:
-    """First come, first served."""
-    return prompt.arrived_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +32,9 @@ class PrefillPlan:
 class PrefillScheduler:
     """A bounded queue and the prompts under way.
 
-    The head of the queue is never overtaken for want of blocks: a long prompt waits for leases to end, it
-    does not starve.
+    The first in the order is never overtaken for want of blocks: a long prompt waits for leases to end, it
+    does not starve. A prompt under way may be overtaken by a shorter one between its chunks; it keeps its
+    blocks.
     """
 
     def __init__(
@@ -49,13 +43,13 @@ class PrefillScheduler:
         num_blocks: int,
         block_size: int,
         try_start: Callable[[Sequence], bool],
-        order: QueueOrder = first_come,
+        order: QueueOrder | None = None,
     ) -> None:
         self._config = config
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._try_start = try_start
-        self._order = order
+        self._order = order or aged_shortest(config.aging)
         self._waiting: list[Prompt] = []
         self._running: list[Prompt] = []
 
@@ -82,11 +76,11 @@ class PrefillScheduler:
             )
         self._waiting.append(prompt)
 
-    def plan(self, now: float) -> PrefillPlan | None:
-        """The next step, or None when nothing can be computed now.
+    def plan(self, now: float, tokens_per_s: float = 0.0) -> PrefillPlan | None:
+        """The next step, or None when nothing can be computed now. `tokens_per_s` is the measured rate.
 
-        Prompts under way come first, oldest first, each with as much of the budget as is left; then waiting
-        ones are started while budget, places and blocks last.
+        In the queue's order each prompt gets as much of the budget as is left; waiting ones are started while
+        places and blocks last.
         """
         budget = self._config.token_budget
         scheduled: list[ScheduledSequence] = []
@@ -101,18 +95,19 @@ class PrefillScheduler:
             prompts.append(prompt)
             return num_tokens
 
-        for prompt in self._running:
+        can_start = True
+        for prompt in sorted(self, key=lambda item: self._order(item, now, tokens_per_s)):
             if budget == 0:
                 break
-            budget -= schedule(prompt)
-        while budget > 0 and self._waiting and len(self._running) < self._config.max_num_seqs:
-            prompt = min(self._waiting, key=lambda waiting: self._order(waiting, now))
-            if not self._try_start(prompt.sequence):
-                break
-            self._waiting.remove(prompt)
-            self._running.append(prompt)
-            prompt.started_at = now
-            started.append(prompt)
+            if prompt.started_at is None:
+                has_place = can_start and len(self._running) < self._config.max_num_seqs
+                can_start = has_place and self._try_start(prompt.sequence)
+                if not can_start:
+                    continue
+                self._waiting.remove(prompt)
+                self._running.append(prompt)
+                prompt.started_at = now
+                started.append(prompt)
             budget -= schedule(prompt)
         if not scheduled:
             return None

@@ -5,7 +5,7 @@ cost(local)  = queue(D) + prefill(D) + decode(D) + slowdown
 cost(wait)   = wait(D) + the cost of what is waited for
 
 `prefill` follows from the worker's measured steps: their fixed part, the tokens, on D the streams beside.
-`slowdown` is what others lose: streams on D by longer steps, and the streams of all workers of a host whose
+`slowdown` is what others lose: streams on D by longer steps, and the requests of all workers of a host whose
 cores the reading takes. So remote reading is free for D's streams on another host, and is not on the same.
 Pure.
 """
@@ -32,8 +32,8 @@ _by_cost = attrgetter("cost")
 
 @dataclass(slots=True)
 class _Node:
-    """Workers of a host that share its cores: how many compute, and how many streams' progress is lost while
-    one more does.
+    """Workers of a host that share its cores: how many compute, and how many requests' progress, in sum, is
+    lost while one more does.
     """
 
     num_busy: int = 0
@@ -244,7 +244,8 @@ class _Costs:
         return part or whole or self._config.assumed_step_tokens
 
     def _lost(self, worker: Candidate) -> float:
-        return worker.num_streams * self._speeds(worker).lost_share(worker.num_streams)
+        num_active = max(worker.num_active, worker.num_streams)
+        return num_active * self._speeds(worker).lost_share(worker.num_streams)
 
     def _is_crowded(self, worker: Candidate) -> bool:
         """Whether others compute on its cores."""
@@ -254,7 +255,7 @@ class _Costs:
         return node is not None and node.num_busy > worker.is_busy
 
     def _lost_by(self, worker: Candidate) -> float:
-        """How many streams of other workers stand still, in sum, while this one computes."""
+        """How many requests of other workers stand still, in sum, while this one computes."""
         if not worker.shares_cores:
             return 0.0
         node = self._nodes.get(worker.node)

@@ -43,7 +43,8 @@ class Candidate:
     """A worker as placement sees it. `num_cached_tokens`: prefix it will hold by when it begins to read.
 
     `num_ahead_tokens`: prompt tokens that it computes first. `num_streams`: sequences that get a token each
-    step; `num_seqs`: all that have a place or wait for one. `num_pending_blocks`: taken since its status.
+    step; `num_active`: these and those that wait for it to read them; `num_seqs`: all that have a place or
+    wait for one. `num_pending_blocks`: taken since its status.
     `pace`: how much longer reading takes there than its speeds say. `handoffs`: what KV costs from there to
     a decode worker. `is_handoff_target`: whether KV may be sent to it (a decode worker whose transfers just
     failed may still prefill).
@@ -59,6 +60,7 @@ class Candidate:
     num_cached_tokens: int = 0
     num_ahead_tokens: int = 0
     num_streams: int = 0
+    num_active: int = 0
     num_seqs: int = 0
     num_pending_blocks: int = 0
     is_handoff_target: bool = True
@@ -66,7 +68,7 @@ class Candidate:
     @property
     def is_busy(self) -> bool:
         """Whether it computes at present."""
-        return self.num_streams > 0 or self.num_ahead_tokens > 0
+        return self.num_active > 0 or self.num_streams > 0 or self.num_ahead_tokens > 0
 
     @property
     def shares_cores(self) -> bool:

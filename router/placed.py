@@ -13,6 +13,7 @@ from typing import Protocol
 from core.block_hash import BlockHash
 from core.clock import Clock
 from core.ids import RequestId
+from core.kv_layout import KVLayout
 from router.decision import Decision, Demand
 from router.metrics import RouterMetrics
 from router.speed_book import SpeedBook
@@ -47,10 +48,10 @@ class Placed:
         demand: Demand,
         decision: Decision,
         workers: tuple[WorkerEntry | None, WorkerEntry | None],
-        names: Mapping[str, Sequence[BlockHash]],
+        names: Mapping[KVLayout, Sequence[BlockHash]],
         host: Host,
     ) -> None:
-        """`workers`: prefill and decode. `names`: the prompt's blocks by layout fingerprint."""
+        """`workers`: prefill and decode. `names`: the prompt's blocks."""
         self._request_id = request_id
         self._demand = demand
         self._decision = decision
@@ -71,7 +72,7 @@ class Placed:
                 num_seqs=demand.num_samples,
                 made_at=self._placed_at,
                 num_blocks=candidate.layout.num_blocks(num_missing) + demand.num_samples,
-                names=names.get(candidate.layout.fingerprint, ()) if entry is reader else (),
+                names=names.get(candidate.layout, ()) if entry is reader else (),
             )
             entry.reserve(reservation)
             self._held.append((entry, reservation))

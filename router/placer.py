@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from core.block_hash import BlockHash, hash_blocks, root_hash
 from core.clock import Clock
-from core.ids import Role, WorkerId, WorkerRef
+from core.ids import Role, WorkerRef
 from core.kv_layout import KVLayout
 from core.request import Request
 from router.config import RouterConfig
@@ -92,10 +92,16 @@ class Search:
     def __init__(self, placer: Placer, request: Request, tokens: Sequence[int], demand: Demand) -> None:
         self._placer = placer
         self._request = request
+        self._is_cache_read = request.is_prefix_cache_read
         self._tokens = tokens
         self._demand = demand
-        self._names: dict[str, list[BlockHash]] = {}
+        self._names: dict[KVLayout, list[BlockHash]] = {}
         self._held_until: float | None = None
+
+    def name_blocks(self) -> None:
+        """Hash the prompt for all layouts there are; done by the first choice if not before."""
+        for entry in self._placer.table.entries():
+            self._name(entry.announcement.layout)
 
     def choose(self, setbacks: Setbacks, now: float) -> Chosen | None:
         """The best choice at `now`, reserved at once unless it is to wait; None if no worker can serve the
@@ -145,12 +151,14 @@ class Search:
         """The workers of `role` that may be chosen, as placement sees them."""
         usable = self._placer.table.usable(role)
         entries = [entry for entry in usable if not setbacks.is_avoided(entry.ref, now)]
-        layouts = {entry.announcement.layout.fingerprint: entry.announcement.layout for entry in entries}
-        matches = {name: self._match(layout) for name, layout in layouts.items()}
+        matches = {
+            layout: self._placer.table.index.match(self._name(layout)) if self._is_cache_read else {}
+            for layout in {entry.announcement.layout for entry in entries}
+        }
         return [
             self._candidate(
                 entry,
-                matches[entry.announcement.layout.fingerprint].get(entry.ref.worker_id, 0),
+                matches[entry.announcement.layout].get(entry.ref.worker_id, 0),
                 setbacks.is_handoff_target(entry.ref),
             )
             for entry in entries
@@ -160,9 +168,9 @@ class Search:
         announcement, rates = entry.announcement, entry.rates
         layout = announcement.layout
         num_cached = int(num_matching * rates.credit)
-        if self._request.is_prefix_cache_read and entry.num_reserved_seqs:
+        if self._is_cache_read and entry.num_reserved_seqs:
             # what is being read there now will be cached when this prompt's turn comes
-            num_cached = max(num_cached, entry.num_promised_blocks(self._names[layout.fingerprint]))
+            num_cached = max(num_cached, entry.num_promised_blocks(self._name(layout)))
         return Candidate(
             ref=entry.ref,
             layout=layout,
@@ -175,19 +183,18 @@ class Search:
             num_ahead_tokens=entry.num_ahead_tokens,
             num_streams=entry.num_streams,
             num_seqs=entry.num_seqs,
+            num_active=entry.num_active,
             num_pending_blocks=entry.num_pending_blocks,
             is_handoff_target=is_handoff_target,
         )
 
-    def _match(self, layout: KVLayout) -> dict[WorkerId, int]:
-        """Worker → blocks of the longest prefix it holds, in blocks of `layout`."""
-        if not self._request.is_prefix_cache_read:
-            return {}
-        names = self._names.get(layout.fingerprint)
+    def _name(self, layout: KVLayout) -> list[BlockHash]:
+        """The prompt's full blocks by name, in blocks of `layout`."""
+        names = self._names.get(layout)
         if names is None:
             root = root_hash(self._request.cache_salt, layout.fingerprint, self._request.adapter)
-            names = self._names[layout.fingerprint] = hash_blocks(root, self._tokens, layout.block_size)
-        return self._placer.table.index.match(names)
+            names = self._names[layout] = hash_blocks(root, self._tokens, layout.block_size)
+        return names
 
     def _entry_of(self, candidate: Candidate | None) -> WorkerEntry | None:
         return None if candidate is None else self._placer.table.entry(candidate.ref)

@@ -6,6 +6,7 @@ before anybody has, the configuration. Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,9 +40,14 @@ class Speeds:
     beside: Speed
 
     def lost_share(self, num_streams: int) -> float:
-        """The share of its decoding that a worker with `num_streams` loses while another computes beside."""
-        beside = self.beside.decode_step(num_streams)
-        return max(0.0, 1.0 - self.alone.decode_step(num_streams) / beside) if beside > 0.0 else 0.0
+        """The share of its progress that a worker loses while another computes beside: of decoding if it has
+        streams, else of reading.
+        """
+        if num_streams:
+            alone, beside = self.alone.decode_step(num_streams), self.beside.decode_step(num_streams)
+        else:
+            alone, beside = self.alone.token, self.beside.token
+        return max(0.0, 1.0 - alone / beside) if beside > 0.0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,18 @@ def measured_speeds(status: WorkerStatus | None, assumed: Speeds, config: Router
         alone = _filled(status.alone, _filled(status.beside, assumed.alone.times(sharing)).times(1 / sharing))
     else:
         alone = _filled(status.alone, assumed.alone)
-    return Speeds(alone, _filled(status.beside, alone.times(sharing)))
+    beside = _filled(status.beside, alone.times(sharing))
+    # other programs may have slowed steps that ran "alone": some part of shared cores is lost for sure
+    least = alone.times(math.sqrt(sharing))
+    return Speeds(
+        alone,
+        Speed(
+            max(beside.decode, least.decode),
+            max(beside.stream, least.stream),
+            max(beside.prefill, least.prefill),
+            max(beside.token, least.token),
+        ),
+    )
 
 
 def _is_complete(cost: StepCost) -> bool:

@@ -49,14 +49,20 @@ class Reservation:
     is_streaming: bool = False
     is_released: bool = False
 
+    @property
+    def is_arriving(self) -> bool:
+        """Its prompt is read by another worker, which hands the KV over."""
+        return self.num_tokens == 0 and not self.is_streaming
+
 
 @dataclass(slots=True)
 class _Load:
-    """Tokens to read, sequences, and those of the sequences that stream."""
+    """Tokens to read, sequences, those of the sequences that stream, and those whose KV is still to come."""
 
     num_tokens: int = 0
     num_seqs: int = 0
     num_streams: int = 0
+    num_arriving: int = 0
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -115,6 +121,11 @@ class WorkerEntry:
         return self._own.num_streams + self._foreign.num_streams
 
     @property
+    def num_active(self) -> int:
+        """All of them but those whose prompt is read elsewhere: those who wait for this one's steps."""
+        return self.num_seqs - self._own.num_arriving
+
+    @property
     def num_pending_blocks(self) -> int:
         """Blocks that were promised since its last status."""
         return self._num_pending_blocks
@@ -124,11 +135,13 @@ class WorkerEntry:
         self._reservations.add(reservation)
         self._own.num_tokens += reservation.num_tokens
         self._own.num_seqs += reservation.num_seqs
+        self._own.num_arriving += reservation.num_seqs if reservation.is_arriving else 0
         self._num_pending_blocks += reservation.num_blocks
 
     def begin_stream(self, reservation: Reservation) -> None:
         """Its prompt is read, and its sequences are among those that get a token each step."""
         if not reservation.is_released and not reservation.is_streaming:
+            self._own.num_arriving -= reservation.num_seqs if reservation.is_arriving else 0
             self._own.num_tokens -= reservation.num_tokens
             self._own.num_streams += reservation.num_seqs
             reservation.num_tokens = 0
@@ -143,6 +156,7 @@ class WorkerEntry:
         self._own.num_tokens -= reservation.num_tokens
         self._own.num_seqs -= reservation.num_seqs
         self._own.num_streams -= reservation.num_seqs if reservation.is_streaming else 0
+        self._own.num_arriving -= reservation.num_seqs if reservation.is_arriving else 0
         self._num_pending_blocks = max(0, self._num_pending_blocks - reservation.num_blocks)
 
     def num_promised_blocks(self, names: Sequence[BlockHash]) -> int:
@@ -160,8 +174,8 @@ class WorkerEntry:
         return best
 
     def take_status(self, status: WorkerStatus) -> None:
-        """What the worker has beyond this router's load was placed by others. What of ours is still on its way
-        hides as much of theirs, until the next status.
+        """What the worker has beyond this router's load was placed by others. What of ours is still on its
+        way hides as much of theirs, until the next status.
         """
         self.status = status
         num_unread = status.num_waiting_tokens + max(0, status.num_running_tokens - status.num_running)

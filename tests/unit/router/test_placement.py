@@ -7,12 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from core.ids import Epoch, Role, WorkerId, WorkerRef
 from core.worker_status import StepCost
 from router.config import PlanSetting, RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.placement import place
+from router.speeds import Handoff
 from tests.unit.router.scripted import LAYOUT, new_status
 
 AUTO = RouterConfig()
@@ -158,3 +161,81 @@ def test_the_terms_add_up_to_the_cost() -> None:
 def test_a_worker_that_has_not_reported_yet_can_be_chosen() -> None:
     silent = replace(_d(num_streams=4), status=None)
     assert _names(_place(Demand(200), [replace(_p(), status=None)], [silent])) == ("p", "d")
+
+
+_ALONE, _BESIDE = StepCost(0.010, 0.001, 0.010, 0.001), StepCost(0.020, 0.002, 0.020, 0.002)
+_MEASURED = {"alone": _ALONE, "beside": _BESIDE, "max_step_tokens": 512, "max_chunk_tokens": 64}
+
+
+def _on_cores(num_cores: int) -> dict[str, Any]:
+    return {**_MEASURED, "num_shared_cores": num_cores}
+
+
+def test_reading_remotely_beside_streams_is_free_on_another_host_and_not_on_the_same_cores() -> None:
+    def plan(prefill_node: str, num_cores: int) -> Plan:
+        prefill = _p(load=_on_cores(num_cores), node=prefill_node)
+        decode = _d(load=_on_cores(num_cores), node="one", num_streams=7, num_active=7, num_seqs=7)
+        return _place(Demand(32), [prefill], [decode]).plan
+
+    assert plan("other", 2) is Plan.REMOTE
+    assert plan("one", 2) is Plan.LOCAL
+    assert plan("one", 0) is Plan.REMOTE, "workers that share a host but no cores, as GPUs"
+
+
+def test_others_lose_what_the_shared_cores_do_for_us() -> None:
+    remote = RouterConfig(plan=PlanSetting.REMOTE)
+    prefill, idle = _p(load=_on_cores(2), node="one"), _d(load=_on_cores(2), node="one")
+    alone = _place(Demand(100), [prefill], [idle], remote).terms
+    assert alone["prefill"] == pytest.approx(10 + 100 * 1.0)
+    assert alone["slowdown"] == pytest.approx(0.0)
+    busy = replace(idle, num_streams=4, num_active=4, num_seqs=4)
+    beside = _place(Demand(100, num_output_tokens=10), [prefill], [busy], remote).terms
+    assert beside["prefill"] == pytest.approx(20 + 100 * 2.0)
+    assert beside["slowdown"] == pytest.approx(220 * 4 * 0.5 + 10 * 1.0 * 4)
+
+
+def test_chunks_between_steps_cost_each_stream_the_chunk_and_us_the_streams() -> None:
+    local = RouterConfig(plan=PlanSetting.LOCAL)
+    decode = _d(load=_on_cores(2), node="one", num_streams=3, num_active=3, num_seqs=3)
+    terms = _place(Demand(128, num_output_tokens=10), [], [decode], local).terms
+    assert terms["prefill"] == pytest.approx(2 * (10 + 3 * 1.0) + 128 * 1.0)
+    assert terms["queue"] == pytest.approx(13 / 2)
+    assert terms["slowdown"] == pytest.approx(3 * 128 * 1.0 + 10 * 1.0 * 3)
+
+
+def test_a_full_worker_is_waited_for_if_that_is_cheaper_and_not_for_ever() -> None:
+    warm = _d("warm", load=_MEASURED, num_cached_tokens=8000, num_streams=8, num_active=8, num_seqs=8)
+    cold = _d("cold", load={**_MEASURED, "num_blocks": 4096, "num_free_blocks": 4096})
+    decision = _place(Demand(8004), [], [warm, cold])
+    assert (decision.plan, _names(decision)) == (Plan.WAIT, (None, "warm"))
+    assert decision.terms["wait"] > 0
+    assert decision.cost_ms == pytest.approx(sum(decision.terms.values()))
+    assert [other.plan for other in decision.others] == [Plan.LOCAL]
+    assert decision.cost_ms < decision.others[0].cost_ms
+    assert _place(Demand(8004, can_wait=False), [], [warm, cold]).plan is Plan.LOCAL
+    assert _place(Demand(44), [], [warm, cold]).plan is Plan.LOCAL, "reading little is cheaper than waiting"
+
+
+def test_a_learned_handoff_and_a_slow_pace_count() -> None:
+    decode = _d(load=_MEASURED, num_streams=2, num_active=2, num_seqs=2)
+    slow_bridge = _p("slow", load=_MEASURED, handoffs={WorkerId("d"): Handoff(900.0, 0.0)})
+    slow_reader = _p("late", load=_MEASURED, pace=1.5)
+    remote = RouterConfig(plan=PlanSetting.REMOTE)
+    assert _names(_place(Demand(400), [slow_bridge, _p("fit", load=_MEASURED)], [decode], remote))[0] == "fit"
+    assert _names(_place(Demand(400), [slow_reader, _p("fit", load=_MEASURED)], [decode], remote))[0] == "fit"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_pruned_pairs_hold_the_best_of_all(data: st.DataObject) -> None:
+    """With equal handoffs a pair's cost is a sum over its two workers, so the cheapest of each are enough."""
+    counts = st.integers(0, 2000)
+    prefills = [_p(f"p{i}", load=_MEASURED, num_ahead_tokens=data.draw(counts)) for i in range(20)]
+    decodes = [
+        _d(f"d{i}", load={**_MEASURED, "max_num_seqs": 9999}, num_streams=n, num_active=n, num_seqs=n)
+        for i, n in enumerate(data.draw(st.lists(st.integers(0, 50), min_size=20, max_size=20)))
+    ]
+    remote = RouterConfig(plan=PlanSetting.REMOTE, tie_ms=0.0)
+    found = _place(Demand(300), prefills, decodes, remote)
+    singles = (_place(Demand(300), [p], [d], remote).cost_ms for p in prefills for d in decodes)
+    assert found.cost_ms == pytest.approx(min(singles))
