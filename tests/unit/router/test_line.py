@@ -1,0 +1,142 @@
+"""Who waits for a turn: in order, bounded, refused at once when it would take too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from core.clock import Deadline
+from core.errors import DeadlineExceeded, Overloaded
+from core.ids import TenantId
+from router.line import Line
+from router.tenants import Tenant
+from router.tenants_config import TenantLimits
+from tests.doubles import FakeClock, settle
+
+TENANT = Tenant(TenantId("a"), TenantLimits("a"), "a")
+FAR = 1000.0
+
+
+class Gate:
+    """A line whose requests run until they are let go."""
+
+    def __init__(self, max_queue: int = 4, capacity: Callable[[], int] = lambda: 1) -> None:
+        self.clock = FakeClock()
+        self.counts = (0, 0)
+        self.line = Line(max_queue, 10.0, self.clock, capacity, self._observe)
+        self.started: list[str] = []
+        self.ends: dict[str, asyncio.Event] = {}
+
+    def _observe(self, num_waiting: int, num_running: int) -> None:
+        self.counts = (num_waiting, num_running)
+
+    def send(self, name: str, priority: int = 5, timeout_s: float = FAR) -> asyncio.Task[None]:
+        self.ends[name] = asyncio.Event()
+        deadline = Deadline.after(timeout_s, self.clock)
+        self.line.check(1, priority, hash(name), deadline)
+        return asyncio.create_task(self._run(name, priority, deadline))
+
+    async def _run(self, name: str, priority: int, deadline: Deadline) -> None:
+        async with self.line.place(TENANT, priority, 10.0, deadline):
+            self.started.append(name)
+            await self.ends[name].wait()
+
+    async def let_go(self, name: str, after_s: float = 0.0) -> None:
+        self.clock.advance(after_s)
+        self.ends[name].set()
+        await settle()
+
+
+async def test_equals_go_in_order_and_a_higher_one_before_all_that_wait() -> None:
+    gate = Gate()
+    tasks = [gate.send(name) for name in "abc"]
+    await settle()
+    tasks.append(gate.send("high", priority=9))
+    await settle()
+    for name in ("a", "high", "b", "c"):
+        await gate.let_go(name)
+    assert gate.started == ["a", "high", "b", "c"]
+    await asyncio.gather(*tasks)
+    assert gate.counts == (0, 0)
+
+
+async def test_a_full_line_refuses_equals_and_its_last_lower_one_gives_way() -> None:
+    gate = Gate(max_queue=2)
+    tasks = [gate.send(name, priority=3) for name in ("runs", "waits", "last")]
+    await settle()
+    with pytest.raises(Overloaded) as refused:
+        gate.send("equal", priority=3)
+    assert refused.value.details["reason"] == "queue_full"
+    tasks.append(gate.send("higher", priority=4))
+    await settle()
+    with pytest.raises(Overloaded) as gave_way:
+        await tasks[2]
+    assert gave_way.value.details["reason"] == "shed"
+    assert isinstance(gave_way.value.details["retry_after_s"], int)
+    for name in ("runs", "higher", "waits"):
+        await gate.let_go(name)
+    await asyncio.gather(tasks[0], tasks[1], tasks[3])
+
+
+async def test_what_cannot_begin_before_its_deadline_is_refused_at_once() -> None:
+    gate = Gate(max_queue=100)
+    measured = gate.send("measured")
+    await settle()
+    await gate.let_go("measured", after_s=10.0)
+    await measured
+    tasks = [gate.send(name) for name in "abcd"]
+    await settle()
+    assert gate.line.predicted_wait_s(5) == pytest.approx(40.0)
+    with pytest.raises(Overloaded) as refused:
+        gate.send("hurried", timeout_s=30.0)
+    assert refused.value.details["reason"] == "deadline"
+    tasks.append(gate.send("important", priority=9, timeout_s=30.0))
+    await settle()
+    for name in ("a", "important", "b", "c", "d"):
+        await gate.let_go(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_the_refused_are_told_to_come_one_after_the_other_as_places_become_free() -> None:
+    gate = Gate(max_queue=1)
+    measured = gate.send("measured")
+    await settle()
+    await gate.let_go("measured", after_s=4.0)
+    await measured
+    tasks = [gate.send(name) for name in "ab"]
+    await settle()
+    after = []
+    for number in range(5):
+        with pytest.raises(Overloaded) as refused:
+            gate.send(f"more {number}")
+        after.append(refused.value.details["retry_after_s"])
+    assert after == [4, 8, 12, 16, 20]
+    for name in "ab":
+        await gate.let_go(name)
+    await asyncio.gather(*tasks)
+
+
+async def test_whoever_goes_away_leaves_its_place_to_others() -> None:
+    gate = Gate()
+    tasks = [gate.send(name) for name in "abc"]
+    await settle()
+    tasks[0].cancel()
+    tasks[1].cancel()
+    await settle()
+    assert gate.started == ["a", "c"]
+    await gate.let_go("c")
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert gate.counts == (0, 0)
+
+
+async def test_a_deadline_that_passes_while_waiting_is_told_as_such() -> None:
+    gate = Gate()
+    first = gate.send("a")
+    second = gate.send("b", timeout_s=0.01)
+    with pytest.raises(DeadlineExceeded):
+        await second
+    await gate.let_go("a")
+    await first
+    assert gate.counts == (0, 0)
