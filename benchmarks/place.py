@@ -24,7 +24,16 @@ from core.block_hash import BlockHash, hash_blocks, root_hash
 from core.clock import MonotonicClock
 from core.errors import InvalidRequest
 from core.ids import Epoch, RequestId, Role, WorkerId, WorkerRef
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from core.kv_layout import KVLayout
 from core.request import Request, SamplingParams
 from core.worker_status import Announcement, BlockEvent, BlockEventKind, StepCost, WorkerStatus
@@ -65,7 +74,7 @@ class FeedWorker:
 
     def __init__(self, ref: WorkerRef, num_blocks: int) -> None:
         self.ref = ref
-        self.feed = Feed()
+        self.feed = Feed(ref.epoch)
         self._num_blocks = num_blocks
 
     def announcement(self) -> Announcement:
@@ -79,6 +88,9 @@ class FeedWorker:
 
     def watch(self) -> AsyncIterator[WatchEvent]:
         return self.feed.subscribe()
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        return self.feed.page(job)
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         raise InvalidRequest("this worker only tells what it holds")

@@ -113,7 +113,7 @@ class Bench:
             EngineMetrics(registry, ref.role, "idle"),
             TicketMetrics(registry),
         )
-        self.feed = Feed()
+        self.feed = Feed(ref.epoch)
         runner.cache.allocator.on_events = self.feed.append
         self.streams = Streams(config, clock, lambda stream: None)
         self.deliveries: list[tuple[Sequence[Delivery], Sequence[StepTokens]]] = []

@@ -17,6 +17,8 @@ TenantId = NewType("TenantId", str)
 Epoch = NewType("Epoch", int)
 
 DEFAULT_TENANT = TenantId("default")
+NO_EPOCH = Epoch(0)
+"""Of no process."""
 
 
 class Role(StrEnum):

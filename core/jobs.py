@@ -1,4 +1,4 @@
-"""What crosses the edge of a worker: PrefillJob, PrefillResult, GenerateJob, WatchEvent.
+"""What crosses the edge of a worker: PrefillJob, PrefillResult, GenerateJob, WatchEvent, BlockPage.
 
 The same values whether the call goes through gRPC or stays in one process. Immutable; no behaviour.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.block_hash import BlockHash
-from core.ids import RequestId, TicketId, WorkerRef
+from core.ids import NO_EPOCH, Epoch, RequestId, TicketId, WorkerRef
 from core.request import Request, TokenDelta, TokenLogprob
 from core.telemetry import StallCause
-from core.worker_status import BlockEvent, WorkerStatus
+from core.worker_status import BlockEvent, BlockTier, WorkerStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +113,49 @@ class GenerateEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockSnapshot:
-    """All hashes a worker holds,
-
-    As of the event number it travels with; `parents` is parallel to `hashes`.
-    """
-
-    hashes: tuple[BlockHash, ...]
-    parents: tuple[BlockHash | None, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class WatchEvent:
-    """One message of a worker's Watch stream; exactly one of the three is set.
+    """One message of a worker's Watch stream: a status, block events, or neither.
 
-    `number` is the number of the last block event included; a receiver that sees a gap watches anew and
-    gets a snapshot. `digest` is (count, XOR of the hashes' first eight bytes) of the set after that event,
-    sent with each status.
+    `number` is the number of the last block event included; a receiver that sees a gap asks for pages of
+    the set. `digest` is (count, XOR of the blocks' `digest_part`s) of the set after that event; it comes
+    with each status, and alone at the start of a stream and where events were left out. `epoch`: of the
+    worker's process. `age_s`: how long the oldest of the events has waited to be sent.
     """
 
     number: int
     status: WorkerStatus | None = None
     events: tuple[BlockEvent, ...] = ()
-    snapshot: BlockSnapshot | None = None
     digest: tuple[int, int] | None = None
+    epoch: Epoch = NO_EPOCH
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotJob:
+    """Tell the set of blocks, part by part (`core.block_hash.part_of`), from `first_part` on and up to
+    `end_part` (exclusive) at most.
+
+    `known`: digests of the parts from `first_part` on as the asker has them. Parts that fit are not told
+    again, parts beyond are not known.
+    """
+
+    first_part: int
+    end_part: int
+    known: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPage:
+    """The set of blocks of the parts `first_part` up to `end_part` (exclusive), after event `number`.
+
+    `changed`: the parts that are told anew, ascending; `hashes`: all their blocks, `tiers`: where those are
+    (empty: all on the device). What is not in `changed` is as the asker knew it.
+    """
+
+    epoch: Epoch
+    number: int
+    first_part: int
+    end_part: int
+    changed: tuple[int, ...] = ()
+    hashes: tuple[BlockHash, ...] = ()
+    tiers: tuple[BlockTier, ...] = ()

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 
 from core.block_hash import BlockHash
 from core.ids import WorkerRef
@@ -83,13 +83,23 @@ class BlockEventKind(StrEnum):
     CLEARED = "cleared"
 
 
+class BlockTier(IntEnum):
+    """Where a block's best copy lives, the nearest first."""
+
+    DEVICE = 0
+    HOST = 1
+    DISK = 2
+
+
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
     """A change of the *set* of hashes that a worker holds:
 
-    First copy stored, last copy removed, all cleared.
+    First copy stored, last copy removed, all cleared. A block that is stored again in another `tier` has
+    moved. `parent` is None for a first block.
     """
 
     kind: BlockEventKind
     block_hash: BlockHash | None = None
     parent: BlockHash | None = None
+    tier: BlockTier = BlockTier.DEVICE

@@ -20,7 +20,16 @@ from core.clock import Clock, Deadline
 from core.errors import InvalidRequest, WorkerDraining, WorkerLost
 from core.handoff import HandoffTicket
 from core.ids import TicketId, WorkerRef
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
@@ -59,7 +68,7 @@ class DecodeWorker:
         self._status_at = float("-inf")
         self._was_busy = False
         self._drained = asyncio.Event()
-        self._feed = Feed()
+        self._feed = Feed(ref.epoch)
         self._streams = Streams(config, clock, self._cancel_stream)
         self.receiver = Receiver(self, ref, runner.layout, TransferMetrics(self.registry), clock)
         self._loop = DecodeLoop(
@@ -137,6 +146,8 @@ class DecodeWorker:
         deadline = Deadline.after(job.time_left_s, self._clock)
         stream, is_new = self._streams.open(job)
         if is_new:
+            num_tokens = job.request.num_prompt_tokens if job.ticket_id is None else 0
+            self._feed.arrived(num_tokens, len(job.samples))
             self._thread.post(partial(self._loop.begin, job, stream, deadline))
         try:
             async for event in stream.follow(job):
@@ -153,8 +164,12 @@ class DecodeWorker:
         await self._thread.call(partial(self._loop.cancel, job))
 
     def watch(self) -> AsyncGenerator[WatchEvent, None]:
-        """A snapshot of the cached blocks, then numbered changes and a status each second."""
+        """The digest of the cached blocks, then numbered changes and a status each second."""
         return self._feed.subscribe()
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        """Some of the cached blocks, as of now."""
+        return self._feed.page(job)
 
     async def metrics(self) -> bytes:
         """All series of this worker in Prometheus' text format."""

@@ -1,10 +1,9 @@
-"""Feed: which blocks live on this worker, told to whoever watches: a snapshot, then numbered events.
+"""Feed: which blocks live on this worker, told to whoever watches: numbered events, the load, and a digest.
 
-Between them, the worker's load with a digest of the set.
-
-Owns the set of hashes as it was told, and the numbers. `append` and `publish_status` may be called from any
-one thread (the step thread); the rest lives on the IO loop. A watcher that does not keep up loses its backlog
-and gets a fresh snapshot in its place.
+Owns the set of blocks as it was told, and the numbers. `append` and `publish_status` may be called from any
+one thread (the step thread); the rest lives on the IO loop. Whoever lacks something asks for pages of the
+set, made from it as it is at that moment: the feed keeps nothing for those who ask. A watcher that does not
+keep up loses its backlog, and gets the digest in its place.
 
 The last status is repeated by the loop's own timer: a step that takes long must not look like a dead
 worker. A step thread that is stuck is the health check's business, a frozen process is silent here too.
@@ -14,37 +13,46 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
-from core.block_hash import BlockHash
-from core.jobs import BlockSnapshot, WatchEvent
-from core.worker_status import BlockEvent, BlockEventKind, WorkerStatus
+from core.clock import Clock, MonotonicClock
+from core.ids import Epoch
+from core.jobs import BlockPage, SnapshotJob, WatchEvent
+from core.worker_status import BlockEvent, WorkerStatus
+from kv_transfer.block_parts import BlockParts
+from kv_transfer.watcher import Watcher
+
+MAX_BATCH = 1024
+"""Events in one message, and about as many blocks in one page."""
 
 _MAX_PENDING_EVENTS = 65_536
 
 
-def hash_digest(block_hash: BlockHash) -> int:
-    """A block's share of the digest's XOR: its hash's first eight bytes, little-endian."""
-    return int.from_bytes(block_hash[:8], "little")
-
-
 class Feed:
-    """One per worker. What is told before `start` is kept for it."""
+    """One per worker; `epoch` is of its process. What is told before `start` is kept for it."""
 
-    def __init__(self, max_pending_events: int = _MAX_PENDING_EVENTS, repeat_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        epoch: Epoch,
+        max_pending_events: int = _MAX_PENDING_EVENTS,
+        repeat_s: float = 1.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._epoch = epoch
         self._max_pending = max_pending_events
         self._repeat_s = repeat_s
+        self._clock = clock or MonotonicClock()
         self._repetition: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._incoming: deque[Sequence[BlockEvent] | WorkerStatus] = deque()
+        self._incoming: deque[tuple[Sequence[BlockEvent] | WorkerStatus, float]] = deque()
         self._is_drain_due = False
         self._is_closed = False
-        self._parents: dict[BlockHash, BlockHash | None] = {}
-        self._xor = 0
+        self._blocks = BlockParts()
         self._number = 0
         self._status: WorkerStatus | None = None
         self._is_status_new = False
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[Watcher] = set()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Called on `loop`, on which watchers will wait."""
@@ -63,12 +71,12 @@ class Feed:
     def append(self, events: Sequence[BlockEvent]) -> None:
         """Changes of the set of hashes, in order. From the step thread; never waits."""
         if events:
-            self._incoming.append(tuple(events))
+            self._incoming.append((tuple(events), self._clock.now()))
             self._schedule()
 
     def publish_status(self, status: WorkerStatus) -> None:
         """The load, as of all events appended before. From the thread that appends; never waits."""
-        self._incoming.append(status)
+        self._incoming.append((status, self._clock.now()))
         self._schedule()
 
     @property
@@ -78,14 +86,55 @@ class Feed:
     @property
     def digest(self) -> tuple[int, int]:
         """(count, XOR) of the set as told so far."""
-        return len(self._parents), self._xor
+        return self._blocks.digest
+
+    # ------------------------------------------------------------ on the loop
+
+    def arrived(self, num_tokens: int, num_seqs: int) -> None:
+        """A job has come that no status counts yet: whoever watches hears of it now, not with the next
+        status. So each router knows what the others have placed, as soon as it is here.
+        """
+        if self._status is not None:
+            self._tell_status(
+                replace(
+                    self._status,
+                    num_waiting=self._status.num_waiting + num_seqs,
+                    num_waiting_tokens=self._status.num_waiting_tokens + num_tokens,
+                )
+            )
+
+    def page(self, job: SnapshotJob) -> BlockPage:
+        """The set as it is now, of the parts that `job` asks for: as many of them as make about `MAX_BATCH`
+        blocks, one at least.
+        """
+        blocks, num_told = self._blocks, 0
+        changed: list[int] = []
+        part = job.first_part
+        while part < job.end_part and (num_told == 0 or num_told + blocks.size_of(part) <= MAX_BATCH):
+            position = part - job.first_part
+            known = job.known[position] if position < len(job.known) else None
+            if known != blocks.digest_of(part):
+                changed.append(part)
+                num_told += blocks.size_of(part)
+            part += 1
+        told = [block for each in changed for block in blocks.blocks_of(each)]
+        return BlockPage(
+            epoch=self._epoch,
+            number=self._number,
+            first_part=job.first_part,
+            end_part=part,
+            changed=tuple(changed),
+            hashes=tuple(block_hash for block_hash, _ in told),
+            tiers=tuple(tier for _, tier in told) if any(tier for _, tier in told) else (),
+        )
 
     async def subscribe(self) -> AsyncGenerator[WatchEvent, None]:
-        """A snapshot, the last status if there is one, then events and statuses as they come.
+        """The digest, with the last status if there is one, then events and statuses as they come.
 
-        A consumer that falls too far behind gets a snapshot again. Ends when the feed is closed.
+        A consumer that falls too far behind gets the digest again, and a gap before it. Ends when the feed
+        is closed.
         """
-        watcher = _Watcher(self._max_pending, self._whole)
+        watcher = Watcher(self._max_pending, self._summary, self._clock)
         if self._is_closed:
             return
         self._watchers.add(watcher)
@@ -95,20 +144,14 @@ class Feed:
         finally:
             self._watchers.discard(watcher)
 
-    # ------------------------------------------------------------ on the loop
-
-    def _whole(self) -> list[WatchEvent]:
-        """All that a watcher has to know at this moment."""
-        snapshot = BlockSnapshot(tuple(self._parents), tuple(self._parents.values()))
-        whole = [WatchEvent(self._number, snapshot=snapshot, digest=self.digest)]
-        if self._status is not None:
-            whole.append(WatchEvent(self._number, status=self._status, digest=self.digest))
-        return whole
+    def _summary(self) -> WatchEvent:
+        """How things are at this moment."""
+        return WatchEvent(self._number, status=self._status, digest=self.digest, epoch=self._epoch)
 
     def _repeat(self) -> None:
         assert self._loop is not None
         if self._status is not None and not self._is_status_new:
-            self._tell(WatchEvent(self._number, status=self._status, digest=self.digest))
+            self._tell(self._summary())
         self._is_status_new = False
         self._repetition = self._loop.call_later(self._repeat_s, self._repeat)
 
@@ -122,74 +165,21 @@ class Feed:
     def _drain(self) -> None:
         self._is_drain_due = False
         while self._incoming:
-            item = self._incoming.popleft()
+            item, told_at = self._incoming.popleft()
             if isinstance(item, WorkerStatus):
-                self._status = item
-                self._is_status_new = True
-                self._tell(WatchEvent(self._number, status=item, digest=self.digest))
-            elif events := tuple(event for event in item if self._apply(event)):
-                self._number += len(events)
-                self._tell(WatchEvent(self._number, events=events))
+                self._tell_status(item)
+                continue
+            news = [event for event in item if self._blocks.apply(event)]
+            for start in range(0, len(news), MAX_BATCH):
+                batch = tuple(news[start : start + MAX_BATCH])
+                self._number += len(batch)
+                self._tell(WatchEvent(self._number, events=batch, epoch=self._epoch), told_at)
 
-    def _apply(self, event: BlockEvent) -> bool:
-        """Whether the event changes the set; one that does not is no news."""
-        if event.kind is BlockEventKind.CLEARED:
-            self._parents.clear()
-            self._xor = 0
-            return True
-        block_hash = event.block_hash
-        assert block_hash is not None
-        if (event.kind is BlockEventKind.STORED) == (block_hash in self._parents):
-            return False
-        self._xor ^= hash_digest(block_hash)
-        if event.kind is BlockEventKind.STORED:
-            self._parents[block_hash] = event.parent
-        else:
-            del self._parents[block_hash]
-        return True
+    def _tell_status(self, status: WorkerStatus) -> None:
+        self._status = status
+        self._is_status_new = True
+        self._tell(self._summary())
 
-    def _tell(self, event: WatchEvent) -> None:
+    def _tell(self, event: WatchEvent, told_at: float = 0.0) -> None:
         for watcher in list(self._watchers):
-            watcher.put(event)
-
-
-class _Watcher:
-    """What one consumer has not read yet, bounded; begins, and begins again after a loss, with the whole."""
-
-    def __init__(self, max_pending_events: int, whole: Callable[[], list[WatchEvent]]) -> None:
-        self._max_pending = max_pending_events
-        self._whole = whole
-        self._is_whole_due = True  # made when it is read: what comes before that is in it
-        self._pending: deque[WatchEvent] = deque()
-        self._num_pending = 0
-        self._is_ended = False
-        self._wake = asyncio.Event()
-
-    def put(self, event: WatchEvent) -> None:
-        if self._is_whole_due:
-            return
-        if event.status is not None and self._pending and self._pending[-1].status is not None:
-            self._pending[-1] = event  # only the newest load is news
-        else:
-            self._pending.append(event)
-            self._num_pending += len(event.events)
-        if self._num_pending > self._max_pending:
-            self._is_whole_due = True
-        self._wake.set()
-
-    def end(self) -> None:
-        self._is_ended = True
-        self._wake.set()
-
-    async def next(self) -> WatchEvent | None:
-        while not (self._pending or self._is_whole_due or self._is_ended):
-            self._wake.clear()
-            await self._wake.wait()
-        if self._is_ended:
-            return None
-        if self._is_whole_due:
-            self._is_whole_due, self._num_pending = False, 0
-            self._pending = deque(self._whole())
-        event = self._pending.popleft()
-        self._num_pending -= len(event.events)
-        return event
+            watcher.put(event, told_at)

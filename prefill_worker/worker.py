@@ -17,7 +17,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 from core.clock import Clock
 from core.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServingError, WorkerDraining, WorkerLost
 from core.ids import WorkerRef
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
@@ -54,7 +63,7 @@ class PrefillWorker:
         self._is_draining = False
         self._status_at = float("-inf")
         self._was_busy = False
-        self._feed = Feed()
+        self._feed = Feed(ref.epoch)
         self._metrics = EngineMetrics(self.registry, ref.role, config.model)
         self._sender = Sender(
             runner.cache.pool, ref, connect, clock, TransferMetrics(self.registry), config.bridge
@@ -141,6 +150,7 @@ class PrefillWorker:
         vocab_size = self._runner.model_config.vocab_size
         prompt = new_prompt(job, self._runner.max_context, vocab_size, self._clock.now())
         call = self._calls.open(prompt)
+        self._feed.arrived(job.request.num_prompt_tokens, len(job.samples))
         try:
             async with asyncio.timeout(job.time_left_s):
                 await self._thread.call(partial(self._loop.admit, prompt))
@@ -172,8 +182,12 @@ class PrefillWorker:
             self._thread.post(partial(self._loop.refuse_late, job.ticket_id, _LATE_PREFILL_S))
 
     def watch(self) -> AsyncGenerator[WatchEvent, None]:
-        """A snapshot of the cached blocks, then numbered changes and a status each second."""
+        """The digest of the cached blocks, then numbered changes and a status each second."""
         return self._feed.subscribe()
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        """Some of the cached blocks, as of now."""
+        return self._feed.page(job)
 
     async def metrics(self) -> bytes:
         """All series of this worker in Prometheus' text format."""

@@ -29,10 +29,18 @@ from protos.value_codec import (
     encode_worker_ref,
     malformed,
 )
-from protos.watch_codec import decode_watch_event, encode_watch_event
+from protos.watch_codec import (
+    block_page,
+    decode_watch_event,
+    encode_watch_event,
+    snapshot_job,
+    snapshot_reply,
+    snapshot_request,
+)
 
 __all__ = [
     "ERROR_METADATA_KEY",
+    "block_page",
     "cancel_job",
     "cancel_request",
     "decode_error",
@@ -47,6 +55,9 @@ __all__ = [
     "prefill_reply",
     "prefill_request",
     "prefill_result",
+    "snapshot_job",
+    "snapshot_reply",
+    "snapshot_request",
 ]
 
 

@@ -273,22 +273,16 @@ class StepCost(_message.Message):
     def __init__(self, decode_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., token_s: _Optional[float] = ...) -> None: ...
 
 class BlockEvent(_message.Message):
-    __slots__ = ("kind", "block_hash", "parent")
+    __slots__ = ("kind", "block_hash", "parent", "tier")
     KIND_FIELD_NUMBER: _ClassVar[int]
     BLOCK_HASH_FIELD_NUMBER: _ClassVar[int]
     PARENT_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
     kind: str
     block_hash: bytes
     parent: bytes
-    def __init__(self, kind: _Optional[str] = ..., block_hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ...) -> None: ...
-
-class BlockSnapshot(_message.Message):
-    __slots__ = ("hashes", "parents")
-    HASHES_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    hashes: bytes
-    parents: bytes
-    def __init__(self, hashes: _Optional[bytes] = ..., parents: _Optional[bytes] = ...) -> None: ...
+    tier: int
+    def __init__(self, kind: _Optional[str] = ..., block_hash: _Optional[bytes] = ..., parent: _Optional[bytes] = ..., tier: _Optional[int] = ...) -> None: ...
 
 class BlockDigest(_message.Message):
     __slots__ = ("count", "xor")
@@ -299,18 +293,50 @@ class BlockDigest(_message.Message):
     def __init__(self, count: _Optional[int] = ..., xor: _Optional[int] = ...) -> None: ...
 
 class WatchEvent(_message.Message):
-    __slots__ = ("number", "status", "events", "snapshot", "digest")
+    __slots__ = ("number", "status", "events", "digest", "epoch", "age_s")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
-    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     number: int
     status: WorkerStatus
     events: _containers.RepeatedCompositeFieldContainer[BlockEvent]
-    snapshot: BlockSnapshot
     digest: BlockDigest
-    def __init__(self, number: _Optional[int] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., events: _Optional[_Iterable[_Union[BlockEvent, _Mapping]]] = ..., snapshot: _Optional[_Union[BlockSnapshot, _Mapping]] = ..., digest: _Optional[_Union[BlockDigest, _Mapping]] = ...) -> None: ...
+    epoch: int
+    age_s: float
+    def __init__(self, number: _Optional[int] = ..., status: _Optional[_Union[WorkerStatus, _Mapping]] = ..., events: _Optional[_Iterable[_Union[BlockEvent, _Mapping]]] = ..., digest: _Optional[_Union[BlockDigest, _Mapping]] = ..., epoch: _Optional[int] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "first_part", "end_part", "known")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PART_FIELD_NUMBER: _ClassVar[int]
+    END_PART_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    first_part: int
+    end_part: int
+    known: bytes
+    def __init__(self, receiver_epoch: _Optional[int] = ..., first_part: _Optional[int] = ..., end_part: _Optional[int] = ..., known: _Optional[bytes] = ...) -> None: ...
+
+class SnapshotReply(_message.Message):
+    __slots__ = ("epoch", "number", "first_part", "end_part", "changed", "hashes", "tiers")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PART_FIELD_NUMBER: _ClassVar[int]
+    END_PART_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    first_part: int
+    end_part: int
+    changed: _containers.RepeatedScalarFieldContainer[int]
+    hashes: bytes
+    tiers: bytes
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., first_part: _Optional[int] = ..., end_part: _Optional[int] = ..., changed: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., tiers: _Optional[bytes] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ("receiver_epoch",)

@@ -54,6 +54,11 @@ class WorkerStub:
                 request_serializer=protos_dot_inference__pb2.WatchRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.WatchEvent.FromString,
                 _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/baton.inference.Worker/Snapshot',
+                request_serializer=protos_dot_inference__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.SnapshotReply.FromString,
+                _registered_method=True)
         self.Metrics = channel.unary_unary(
                 '/baton.inference.Worker/Metrics',
                 request_serializer=protos_dot_inference__pb2.MetricsRequest.SerializeToString,
@@ -88,6 +93,12 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Snapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Metrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -116,6 +127,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Watch,
                     request_deserializer=protos_dot_inference__pb2.WatchRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.WatchEvent.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=protos_dot_inference__pb2.SnapshotRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.SnapshotReply.SerializeToString,
             ),
             'Metrics': grpc.unary_unary_rpc_method_handler(
                     servicer.Metrics,
@@ -231,6 +247,33 @@ class Worker:
             '/baton.inference.Worker/Watch',
             protos_dot_inference__pb2.WatchRequest.SerializeToString,
             protos_dot_inference__pb2.WatchEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.inference.Worker/Snapshot',
+            protos_dot_inference__pb2.SnapshotRequest.SerializeToString,
+            protos_dot_inference__pb2.SnapshotReply.FromString,
             options,
             channel_credentials,
             insecure,

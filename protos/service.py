@@ -17,7 +17,16 @@ import grpc.aio
 
 from core.errors import ServingError, StaleEpoch, Unauthenticated
 from core.ids import WorkerRef
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from core.peer_security import TOKEN_METADATA_KEY, ClusterToken, PeerSecurity
 from protos import codec
 from protos import inference_pb2 as pb
@@ -53,6 +62,8 @@ class ServedWorker(Protocol):
     async def cancel(self, job: CancelJob) -> None: ...
 
     def watch(self) -> AsyncIterator[WatchEvent]: ...
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage: ...
 
     async def metrics(self) -> bytes: ...
 
@@ -155,6 +166,13 @@ class WorkerService(WorkerServicer):
             with self._checked(request.receiver_epoch):
                 async for message in _encoded(self._worker.watch(), codec.encode_watch_event):
                     yield message
+        except ServingError as error:
+            await _abort(context, error)
+
+    async def Snapshot(self, request: pb.SnapshotRequest, context: Context) -> pb.SnapshotReply:  # noqa: N802
+        try:
+            with self._checked(request.receiver_epoch):
+                return codec.snapshot_reply(await self._worker.snapshot(codec.snapshot_job(request)))
         except ServingError as error:
             await _abort(context, error)
 

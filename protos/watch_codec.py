@@ -1,4 +1,4 @@
-"""The Watch stream ↔ protobuf: WorkerStatus, BlockEvent, BlockSnapshot, WatchEvent.
+"""The Watch stream and its pages ↔ protobuf: WorkerStatus, BlockEvent, WatchEvent, SnapshotJob, BlockPage.
 
 Malformed input raises InvalidRequest with `details["param"]`. Pure functions; usable from any thread.
 """
@@ -6,10 +6,12 @@ Malformed input raises InvalidRequest with `details["param"]`. Pure functions; u
 from __future__ import annotations
 
 import math
+import struct
 
-from core.block_hash import BlockHash
-from core.jobs import BlockSnapshot, WatchEvent
-from core.worker_status import BlockEvent, BlockEventKind, StepCost, WorkerStatus
+from core.block_hash import NUM_PARTS, BlockHash, part_of
+from core.ids import Epoch
+from core.jobs import BlockPage, SnapshotJob, WatchEvent
+from core.worker_status import BlockEvent, BlockEventKind, BlockTier, StepCost, WorkerStatus
 from protos import inference_pb2 as pb
 from protos.value_codec import (
     HASH_BYTES,
@@ -19,8 +21,6 @@ from protos.value_codec import (
     encode_worker_ref,
     malformed,
 )
-
-_NO_PARENT = BlockHash(bytes(HASH_BYTES))
 
 
 def encode_status(status: WorkerStatus) -> pb.WorkerStatus:
@@ -88,7 +88,10 @@ def _decode_cost(message: pb.StepCost, param: str) -> StepCost:
 
 def encode_block_event(event: BlockEvent) -> pb.BlockEvent:
     return pb.BlockEvent(
-        kind=event.kind.value, block_hash=event.block_hash or b"", parent=event.parent or b""
+        kind=event.kind.value,
+        block_hash=event.block_hash or b"",
+        parent=event.parent or b"",
+        tier=event.tier,
     )
 
 
@@ -100,47 +103,102 @@ def decode_block_event(message: pb.BlockEvent) -> BlockEvent:
     block_hash = _optional_hash(message.block_hash, "event.block_hash")
     if (block_hash is None) != (kind is BlockEventKind.CLEARED):
         raise malformed("event.block_hash", f"does not fit the kind {kind.value}")
-    return BlockEvent(kind, block_hash, _optional_hash(message.parent, "event.parent"))
-
-
-def encode_snapshot(snapshot: BlockSnapshot) -> pb.BlockSnapshot:
-    assert len(snapshot.hashes) == len(snapshot.parents)
-    return pb.BlockSnapshot(
-        hashes=encode_hashes(snapshot.hashes),
-        parents=encode_hashes([_NO_PARENT if parent is None else parent for parent in snapshot.parents]),
-    )
-
-
-def decode_snapshot(message: pb.BlockSnapshot) -> BlockSnapshot:
-    hashes = decode_hashes(message.hashes, "snapshot.hashes")
-    parents = decode_hashes(message.parents, "snapshot.parents")
-    if len(hashes) != len(parents):
-        raise malformed("snapshot.parents", "is not parallel to the hashes")
-    return BlockSnapshot(hashes, tuple(None if parent == _NO_PARENT else parent for parent in parents))
+    tier = _tier(message.tier, "event.tier")
+    return BlockEvent(kind, block_hash, _optional_hash(message.parent, "event.parent"), tier)
 
 
 def encode_watch_event(event: WatchEvent) -> pb.WatchEvent:
-    message = pb.WatchEvent(number=event.number, events=[encode_block_event(entry) for entry in event.events])
+    message = pb.WatchEvent(
+        number=event.number,
+        events=[encode_block_event(entry) for entry in event.events],
+        epoch=event.epoch,
+        age_s=event.age_s,
+    )
     if event.status is not None:
         message.status.CopyFrom(encode_status(event.status))
-    if event.snapshot is not None:
-        message.snapshot.CopyFrom(encode_snapshot(event.snapshot))
     if event.digest is not None:
         message.digest.CopyFrom(pb.BlockDigest(count=event.digest[0], xor=event.digest[1]))
     return message
 
 
 def decode_watch_event(message: pb.WatchEvent) -> WatchEvent:
-    has_status, has_snapshot = message.HasField("status"), message.HasField("snapshot")
-    if has_status + has_snapshot + bool(message.events) != 1:
-        raise malformed("watch_event", "must carry exactly one of status, events and snapshot")
+    has_status, has_digest = message.HasField("status"), message.HasField("digest")
+    if has_status + bool(message.events) > 1 or not (has_status or message.events or has_digest):
+        raise malformed("watch_event", "must carry a status, events or a digest, and not both of the first")
+    if len(message.events) > message.number:
+        raise malformed("watch_event.number", "is less than the number of its events")
+    if not 0.0 <= message.age_s < math.inf:
+        raise malformed("watch_event.age_s", "is no time")
     return WatchEvent(
         number=message.number,
         status=decode_status(message.status) if has_status else None,
         events=tuple(decode_block_event(entry) for entry in message.events),
-        snapshot=decode_snapshot(message.snapshot) if has_snapshot else None,
-        digest=(message.digest.count, message.digest.xor) if message.HasField("digest") else None,
+        digest=(message.digest.count, message.digest.xor) if has_digest else None,
+        epoch=Epoch(message.epoch),
+        age_s=message.age_s,
     )
+
+
+def snapshot_request(job: SnapshotJob, receiver_epoch: Epoch) -> pb.SnapshotRequest:
+    return pb.SnapshotRequest(
+        receiver_epoch=receiver_epoch,
+        first_part=job.first_part,
+        end_part=job.end_part,
+        known=struct.pack(f"<{len(job.known)}Q", *job.known),
+    )
+
+
+def snapshot_job(message: pb.SnapshotRequest) -> SnapshotJob:
+    _check_parts(message.first_part, message.end_part, "snapshot")
+    num_known, rest = divmod(len(message.known), 8)
+    if rest or num_known > message.end_part - message.first_part:
+        raise malformed("snapshot.known", "is not 8 bytes for each of the parts")
+    return SnapshotJob(message.first_part, message.end_part, struct.unpack(f"<{num_known}Q", message.known))
+
+
+def snapshot_reply(page: BlockPage) -> pb.SnapshotReply:
+    return pb.SnapshotReply(
+        epoch=page.epoch,
+        number=page.number,
+        first_part=page.first_part,
+        end_part=page.end_part,
+        changed=page.changed,
+        hashes=encode_hashes(page.hashes),
+        tiers=bytes(page.tiers),
+    )
+
+
+def block_page(message: pb.SnapshotReply) -> BlockPage:
+    _check_parts(message.first_part, message.end_part, "page")
+    changed = tuple(message.changed)
+    hashes = decode_hashes(message.hashes, "page.hashes")
+    if not all(message.first_part <= part < message.end_part for part in changed):
+        raise malformed("page.changed", "names a part that is not in the page")
+    if not {part_of(block_hash) for block_hash in hashes}.issubset(changed):
+        raise malformed("page.hashes", "has a block of another part")
+    if message.tiers and len(message.tiers) != len(hashes):
+        raise malformed("page.tiers", "is not parallel to the hashes")
+    return BlockPage(
+        epoch=Epoch(message.epoch),
+        number=message.number,
+        first_part=message.first_part,
+        end_part=message.end_part,
+        changed=changed,
+        hashes=hashes,
+        tiers=tuple(_tier(tier, "page.tiers") for tier in message.tiers),
+    )
+
+
+def _check_parts(first: int, end: int, param: str) -> None:
+    if not 0 <= first < end <= NUM_PARTS:
+        raise malformed(f"{param}.end_part", f"is not between first_part and {NUM_PARTS}")
+
+
+def _tier(value: int, param: str) -> BlockTier:
+    try:
+        return BlockTier(value)
+    except ValueError:
+        raise malformed(param, f"is {value}") from None
 
 
 def _optional_hash(data: bytes, param: str) -> BlockHash | None:

@@ -1,128 +1,186 @@
 """PrefixIndex: which worker holds which cached block, by hash.
 
-Owns the view that each worker's Watch stream feeds: a snapshot, then numbered changes, checked by digests.
-Knows no streams and no load; a sequence of changes that does not fit raises OutOfStep, and whoever feeds it
-watches anew. Lives on the event loop.
+Owns the views of all workers, what they are expected to hold, and the answer to "who holds most of this
+prompt". Fed by each worker's Watch; knows no streams: `ask` and `fill` say what to fetch and take it in.
+Nothing that a worker sends makes it raise. Lives on the event loop, inside each router.
+
+A hash stands for its block and all before it, so a block whose parent is not known yet needs no list to wait
+in: the walk does not reach it until the parent has come.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 
 from core.block_hash import BlockHash
-from core.ids import WorkerId
-from core.jobs import WatchEvent
-from core.worker_status import BlockEvent, BlockEventKind
+from core.clock import Clock, MonotonicClock
+from core.ids import Epoch, WorkerId
+from core.jobs import BlockPage, SnapshotJob, WatchEvent
+from router.block_view import BlockView
+from router.holders import Holders, walk
+from router.predictions import Prediction, Predictions
+
+_MAX_BLOCKS = 1 << 24
+_CLEAR_PIECE = 4096
 
 
-class OutOfStep(Exception):
-    """The view of a worker no longer fits what it says; a new snapshot is needed."""
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a worker holds of a prompt. `num_blocks`: from the first on without a hole, expected ones
+    included; `num_certain`: up to the first one that is only expected; `num_lower`: how many of them are not
+    on the device. `confidence`: how far the worker's view is to be trusted, 0 to 1.
+    """
 
-
-@dataclass(slots=True)
-class _View:
-    """What one worker is known to hold, and the number of the last change included."""
-
-    number: int
-    hashes: set[BlockHash] = field(default_factory=set)
-    digest: int = 0
+    num_blocks: int
+    num_certain: int
+    num_lower: int
+    confidence: float
 
 
 class PrefixIndex:
-    """Hash → workers, and per worker the set it holds."""
+    """Hash → workers."""
 
-    def __init__(self) -> None:
-        self._views: dict[WorkerId, _View] = {}
-        self._holders: dict[BlockHash, set[WorkerId]] = {}
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._holders = Holders()
+        self._predictions = Predictions()
+        self._views: dict[WorkerId, BlockView] = {}
+
+    # ------------------------------------------------------------ reading
+
+    def match(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
+        """Worker → how many of `hashes`, from the first on, it holds or will hold, without a hole; workers
+        with none are absent.
+        """
+        self._predictions.expire(self._clock.now())
+        lengths = walk(self._holders, self._predictions.masks, hashes)
+        return {
+            worker_id: length
+            for worker_id, view in self._views.items()
+            if (length := lengths.get(view.bit)) is not None
+        }
+
+    def overlaps(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, Overlap]:
+        """`match` in detail."""
+        found = self.match(hashes)
+        certain = walk(self._holders, {}, hashes) if self._predictions.masks else None
+        return {
+            worker_id: Overlap(
+                num_blocks=length,
+                num_certain=length if certain is None else certain.get(self._views[worker_id].bit, 0),
+                num_lower=_num_lower(self._views[worker_id], hashes, length),
+                confidence=self._views[worker_id].confidence,
+            )
+            for worker_id, length in found.items()
+        }
+
+    def confidence(self, worker_id: WorkerId) -> float:
+        """How far the worker's view is to be trusted: 1 if it is what the worker last said, 0 if there is
+        none, between them while it is stale or being repaired.
+        """
+        view = self._views.get(worker_id)
+        return 0.0 if view is None else view.confidence
 
     def num_blocks(self, worker_id: WorkerId) -> int:
         """Blocks that the worker is known to hold."""
         view = self._views.get(worker_id)
-        return 0 if view is None else len(view.hashes)
+        return 0 if view is None else view.num_blocks
+
+    def views(self) -> tuple[BlockView, ...]:
+        """All views, for whoever counts."""
+        return tuple(self._views.values())
+
+    @property
+    def num_predictions(self) -> int:
+        return len(self._predictions)
+
+    # ------------------------------------------------------------ feeding
+
+    def join(self, worker_id: WorkerId, epoch: Epoch, max_blocks: int = _MAX_BLOCKS) -> None:
+        """A Watch stream of this incarnation begins. Its view is kept, if there is one; one of another
+        incarnation is dropped. More than `max_blocks` blocks are not taken in.
+        """
+        view = self._views.get(worker_id)
+        if view is not None and view.epoch == epoch:
+            view.join()
+            return
+        self.forget(worker_id)
+        self._views[worker_id] = BlockView(
+            worker_id, epoch, max_blocks, self._holders, self._predictions, self._clock
+        )
+
+    def cut(self, worker_id: WorkerId) -> None:
+        """The worker's Watch has ended. Its view stays, and is trusted less by the second."""
+        view = self._views.get(worker_id)
+        if view is not None:
+            view.join()
 
     def forget(self, worker_id: WorkerId) -> None:
-        """Drop the view of a worker that is gone, or about to send a new snapshot."""
+        """Drop the view of a worker that is gone. Takes no time, whatever its size."""
         view = self._views.pop(worker_id, None)
-        for block_hash in view.hashes if view is not None else ():
-            self._discard_holder(block_hash, worker_id)
+        if view is not None:
+            view.close()
 
     def apply(self, worker_id: WorkerId, event: WatchEvent) -> None:
-        """Take in one message of the worker's Watch stream. Raises OutOfStep on a gap or a wrong digest."""
-        if event.snapshot is not None:
-            self.forget(worker_id)
-            view = self._views[worker_id] = _View(event.number)
-            for block_hash in event.snapshot.hashes:
-                self._store(view, worker_id, block_hash)
-        elif event.events:
-            view = self._view(worker_id)
-            if view.number + len(event.events) != event.number:
-                raise OutOfStep(f"changes up to {event.number} do not follow {view.number}")
-            for change in event.events:
-                self._change(view, worker_id, change)
-            view.number = event.number
-        if event.digest is not None:
-            self._check(self._view(worker_id), event)
-
-    def match(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
-        """Worker → how many of `hashes`, from the first on, it holds without a hole; workers with none
-        are absent.
+        """Take in one message of the worker's Watch stream. One of an incarnation that is not known, or is
+        known no more, changes nothing.
         """
-        lengths: dict[WorkerId, int] = {}
-        alive: set[WorkerId] | None = None
-        for length, block_hash in enumerate(hashes, start=1):
-            holders = self._holders.get(block_hash)
-            if not holders:
-                break
-            alive = set(holders) if alive is None else alive & holders
-            if not alive:
-                break
-            lengths.update(dict.fromkeys(alive, length))
-        return lengths
+        view = self._views.get(worker_id)
+        if view is None or view.epoch != event.epoch:
+            return
+        if event.events:
+            view.take_events(event)
+        if event.digest is not None:
+            view.check(event.number, event.digest)
 
-    def _view(self, worker_id: WorkerId) -> _View:
+    def ask(self, worker_id: WorkerId) -> SnapshotJob | None:
+        """The next page that the worker's view needs; None if it is right."""
+        view = self._views.get(worker_id)
+        return None if view is None else view.ask()
+
+    def fill(self, worker_id: WorkerId, job: SnapshotJob, page: BlockPage) -> Iterator[None]:
+        """Take in the answer to `job`, in pieces: whoever iterates lets others run between them."""
+        view = self._views.get(worker_id)
+        if view is not None:
+            yield from view.fill(job, page)
+
+    def abandon(self, worker_id: WorkerId) -> None:
+        """The worker did not answer; the next `ask` begins anew."""
+        view = self._views.get(worker_id)
+        if view is not None:
+            view.abandon()
+
+    def clear_some(self) -> bool:
+        """Go on with clearing away what workers that are gone held; whether there is more."""
+        return self._holders.clear(_CLEAR_PIECE)
+
+    # ------------------------------------------------------------ predicting
+
+    def predict(self, worker_id: WorkerId, hashes: Sequence[BlockHash], until: float) -> Prediction | None:
+        """Count the blocks `hashes` of a request, from its first on, as held by the worker it was sent to,
+        until they are, or are taken back (`withdraw`), or until then. None if the worker has no view.
+        """
         view = self._views.get(worker_id)
         if view is None:
-            raise OutOfStep("a change came before the snapshot")
-        return view
+            return None
+        self._predictions.expire(self._clock.now())
+        num_held = walk(self._holders, {}, hashes).get(view.bit, 0)
+        return self._predictions.add(view.bit, tuple(islice(hashes, num_held, None)), until)
 
-    def _check(self, view: _View, event: WatchEvent) -> None:
-        if event.number != view.number:
-            raise OutOfStep(f"the worker is at change {event.number}, its view at {view.number}")
-        if event.digest != (len(view.hashes), view.digest):
-            raise OutOfStep("the digest of the worker's blocks differs from the view's")
+    def end_by(self, prediction: Prediction | None, until: float) -> None:
+        """The request has been read: what it made will be told by then."""
+        if prediction is not None:
+            self._predictions.end_by(prediction, until)
 
-    def _change(self, view: _View, worker_id: WorkerId, change: BlockEvent) -> None:
-        if change.kind is BlockEventKind.CLEARED:
-            for block_hash in list(view.hashes):
-                self._remove(view, worker_id, block_hash)
-            return
-        assert change.block_hash is not None
-        if change.kind is BlockEventKind.STORED:
-            self._store(view, worker_id, change.block_hash)
-        else:
-            self._remove(view, worker_id, change.block_hash)
-
-    def _store(self, view: _View, worker_id: WorkerId, block_hash: BlockHash) -> None:
-        if block_hash not in view.hashes:
-            view.hashes.add(block_hash)
-            view.digest ^= digest_part(block_hash)
-            self._holders.setdefault(block_hash, set()).add(worker_id)
-
-    def _remove(self, view: _View, worker_id: WorkerId, block_hash: BlockHash) -> None:
-        if block_hash in view.hashes:
-            view.hashes.remove(block_hash)
-            view.digest ^= digest_part(block_hash)
-            self._discard_holder(block_hash, worker_id)
-
-    def _discard_holder(self, block_hash: BlockHash, worker_id: WorkerId) -> None:
-        holders = self._holders.get(block_hash)
-        if holders is not None:
-            holders.discard(worker_id)
-            if not holders:
-                del self._holders[block_hash]
+    def withdraw(self, prediction: Prediction | None) -> None:
+        """The request failed, or went elsewhere."""
+        if prediction is not None:
+            self._predictions.withdraw(prediction)
 
 
-def digest_part(block_hash: BlockHash) -> int:
-    """What a block adds to the digest: its hash's first eight bytes, little-endian."""
-    return int.from_bytes(block_hash[:8], "little")
+def _num_lower(view: BlockView, hashes: Sequence[BlockHash], length: int) -> int:
+    if not view.lower:
+        return 0
+    return sum(1 for block_hash in islice(hashes, length) if block_hash in view.lower)

@@ -16,7 +16,16 @@ import grpc.aio
 
 from core.errors import DeadlineExceeded, RequestError, ServingError, WorkerError, WorkerLost
 from core.ids import WorkerRef
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from core.peer_security import PeerSecurity
 from protos import codec
 from protos import inference_pb2 as pb
@@ -29,6 +38,7 @@ T = TypeVar("T")
 # a worker answers "too late" itself; this is for one that does not answer at all
 _GRACE_S = 1.0
 _METRICS_TIMEOUT_S = 5.0
+_SNAPSHOT_TIMEOUT_S = 5.0
 _NOTHING_TO_SHOW = PeerSecurity()
 
 
@@ -80,6 +90,12 @@ class GrpcWorker:
                     yield self._read(codec.decode_watch_event, reply)
             finally:
                 call.cancel()
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        message = codec.snapshot_request(job, self._ref.epoch)
+        with self._translated():
+            reply = await self._stub.Snapshot(message, timeout=_SNAPSHOT_TIMEOUT_S, metadata=self._metadata)
+        return self._read(codec.block_page, reply)
 
     async def metrics(self) -> bytes:
         message = pb.MetricsRequest(receiver_epoch=self._ref.epoch)

@@ -1,8 +1,9 @@
 """WorkerTable: which workers there are, whether they live, and how loaded they are.
 
 Owns membership (polled announcements), one Watch task per worker, the reading of their silence, and the
-prefix index they feed. A broken Watch means the worker is dead, at once; silence makes it suspect. Without
-an answer from the membership source the last table stands. Does not choose. Lives on the event loop.
+prefix index they feed. A broken Watch means the worker is dead, at once, but what it holds is remembered for
+as long as it is listed; silence makes it suspect. Without an answer from the membership source the last
+table stands. Does not choose. Lives on the event loop.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from core.errors import ServingError
 from core.ids import Role, WorkerId, WorkerRef
 from core.worker_status import Announcement
 from router.config import RouterConfig
-from router.prefix_index import OutOfStep, PrefixIndex
+from router.prefix_index import PrefixIndex
+from router.view_repairs import ViewRepairs
 from router.worker_entry import WorkerEntry, WorkerState
 from router.workers import Connect, MembershipSource
 
 Sleep = Callable[[float], Awaitable[None]]
+
+# after so many events from one worker, others get a turn
+_MANY_EVENTS = 256
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +41,8 @@ class WorkerTable:
         clock: Clock,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(clock)
+        self.repairs = ViewRepairs(self.index, clock, config.reconnect_s)
         self._config = config
         self._source = source
         self._connect = connect
@@ -54,6 +60,7 @@ class WorkerTable:
         self._tasks = [
             asyncio.create_task(self._poll_forever(), name="membership"),
             asyncio.create_task(self._listen_for_silence(), name="silence"),
+            asyncio.create_task(self._clear_the_index(), name="clearing"),
         ]
 
     async def stop(self) -> None:
@@ -63,6 +70,7 @@ class WorkerTable:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for entry in list(self._entries.values()):
             self._drop(entry)
+        await self.repairs.stop()
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def entries(self) -> tuple[WorkerEntry, ...]:
@@ -105,6 +113,11 @@ class WorkerTable:
             self._suspect_the_silent()
             self._abandon_the_silent()
 
+    async def _clear_the_index(self) -> None:
+        """What workers that are gone held is cleared away in pieces."""
+        while True:
+            await self._sleep(0.0 if self.index.clear_some() else self._config.membership_poll_s)
+
     async def _poll(self) -> None:
         try:
             async with asyncio.timeout(self._config.membership_timeout_s):
@@ -134,6 +147,7 @@ class WorkerTable:
         """Forget an incarnation: fail what hangs on it, end its Watch, close its connection."""
         del self._entries[entry.ref.worker_id]
         self._departed[entry.ref.role] = entry.announcement
+        self.repairs.end(entry.ref.worker_id)
         self.index.forget(entry.ref.worker_id)
         self._set_state(entry, WorkerState.DEAD)
         if entry.task is not None:
@@ -152,10 +166,6 @@ class WorkerTable:
         while True:
             try:
                 has_spoken = await self._follow(entry)
-            except OutOfStep as gap:
-                _log.info("watching %s anew: %s", entry.ref.worker_id, gap)
-                await self._sleep(self._config.reconnect_s)
-                continue
             except ServingError as error:
                 _log.info("worker %s is gone: %s", entry.ref.worker_id, error.message)
             except Exception:  # noqa: BLE001 - logged; the worker counts as gone
@@ -166,13 +176,15 @@ class WorkerTable:
                     # it lives, and did not say that it leaves; a watch that is closed ends without a word
                     await self._sleep(self._config.reconnect_s)
                     continue
-            self.index.forget(entry.ref.worker_id)
             self._set_state(entry, WorkerState.DEAD)
             await self._sleep(self._config.reconnect_s)
 
     async def _follow(self, entry: WorkerEntry) -> bool:
         """Read one Watch to its end; whether it said anything."""
         has_spoken = False
+        worker_id = entry.ref.worker_id
+        # a set of hashes is no larger than the pool, but a stale view may hold two
+        self.index.join(worker_id, entry.ref.epoch, 2 * entry.announcement.num_blocks)
         events = entry.worker.watch()
         try:
             async for event in events:
@@ -183,9 +195,14 @@ class WorkerTable:
                     entry.take_status(event.status)
                     if entry.is_draining != was_draining:
                         self._signal()
-                self.index.apply(entry.ref.worker_id, event)
+                self.index.apply(worker_id, event)
+                self.repairs.wake(worker_id, entry.worker)
                 self._set_state(entry, WorkerState.ALIVE)
+                if len(event.events) > _MANY_EVENTS:
+                    await asyncio.sleep(0)
         finally:
+            if self._entries.get(worker_id) is entry:
+                self.index.cut(worker_id)
             close = getattr(events, "aclose", None)
             if close is not None:
                 await close()

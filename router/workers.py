@@ -10,7 +10,16 @@ from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
 from core.ids import WorkerRef
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from core.worker_status import Announcement
 
 
@@ -32,9 +41,13 @@ class WorkerSurface(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[WatchEvent]:
-        """A snapshot of the cached blocks, then numbered changes and a status each second, until the worker
+        """The digest of the cached blocks, then numbered changes and a status each second, until the worker
         is gone.
         """
+        ...
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        """Some of the cached blocks, as of the number that the page says."""
         ...
 
     async def metrics(self) -> bytes:
@@ -81,6 +94,9 @@ class InProcessWorker:
 
     def watch(self) -> AsyncIterator[WatchEvent]:
         return self._surface.watch()
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        return await self._surface.snapshot(job)
 
     async def metrics(self) -> bytes:
         return await self._surface.metrics()

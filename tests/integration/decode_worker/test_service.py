@@ -10,9 +10,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from core.block_hash import NUM_PARTS
 from core.errors import ContextTooLong, InvalidRequest, ServingError, StaleEpoch
 from core.ids import Epoch, new_ticket_id
-from core.jobs import CancelJob, PrefillJob, SampleStart
+from core.jobs import CancelJob, PrefillJob, SampleStart, SnapshotJob
 from core.peer_security import PeerSecurity
 from decode_worker.service import serve
 from protos import codec
@@ -153,9 +154,11 @@ async def test_cancel_watch_and_metrics_answer(
         await running
     assert caught.value.code == "cancelled"
     watching = client.stub.Watch(pb.WatchRequest(receiver_epoch=client.epoch))
-    snapshot = codec.decode_watch_event(await watching.read()).snapshot
-    assert snapshot is not None
-    assert snapshot.hashes
+    digest = codec.decode_watch_event(await watching.read()).digest
+    request = codec.snapshot_request(SnapshotJob(0, NUM_PARTS), client.epoch)
+    page = codec.block_page(await client.stub.Snapshot(request))
+    assert digest is not None
+    assert digest[0] == len(page.hashes) > 0
     watching.cancel()
     reply = await client.stub.Metrics(pb.MetricsRequest(receiver_epoch=client.epoch))
     assert b"baton_generated_tokens_total" in reply.exposition

@@ -9,9 +9,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from core.block_hash import NUM_PARTS
 from core.errors import ContextTooLong, InvalidRequest, ReservationRefused, ServingError, StaleEpoch
 from core.ids import Epoch
-from core.jobs import CancelJob, GenerateJob, SampleStart
+from core.jobs import BlockPage, CancelJob, GenerateJob, SampleStart, SnapshotJob
 from core.peer_security import PeerSecurity
 from prefill_worker.service import serve
 from protos import codec
@@ -73,6 +74,7 @@ async def test_a_message_for_another_incarnation_is_refused(site: Site, stub: Wo
         stub.Prefill(codec.prefill_request(job, stale)),
         stub.Cancel(codec.cancel_request(CancelJob(job.request.request_id), stale)),
         stub.Metrics(pb.MetricsRequest(receiver_epoch=stale)),
+        stub.Snapshot(codec.snapshot_request(SnapshotJob(0, NUM_PARTS), stale)),
         stub.Watch(pb.WatchRequest(receiver_epoch=stale)).read(),
     ]
     for call in calls:
@@ -109,7 +111,9 @@ async def test_cancel_metrics_and_watch_go_through(site: Site, stub: WorkerStub)
     epoch = site.worker.ref.epoch
     watch = stub.Watch(pb.WatchRequest(receiver_epoch=epoch))
     first = codec.decode_watch_event(await watch.read())
-    assert first.snapshot is not None
+    assert first.digest is not None
+    reply = await stub.Snapshot(codec.snapshot_request(SnapshotJob(0, NUM_PARTS), epoch))
+    assert codec.block_page(reply) == BlockPage(epoch, 0, 0, NUM_PARTS, tuple(range(NUM_PARTS)))
     job = site.job(prompt_ids(480))
     site.gate.hold(after=6)
     call = stub.Prefill(codec.prefill_request(job, epoch))

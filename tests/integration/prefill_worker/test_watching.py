@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from core.block_hash import NUM_PARTS
+from core.jobs import SnapshotJob
 from tests.doubles import FakeClock
 from tests.integration.prefill_worker.conftest import MakeSite, prompt_ids
 
@@ -13,10 +15,12 @@ async def test_watching_shows_the_cached_blocks_and_the_load(make_site: MakeSite
     await site.worker.prefill(site.job(prompt_ids(40)))
     await site.settle()
     events = site.worker.watch()
-    snapshot = (await anext(events)).snapshot
-    assert snapshot is not None
-    hashes = set(snapshot.hashes)
-    assert len(hashes) == 2
+    first = await anext(events)
+    page = await site.worker.snapshot(SnapshotJob(0, NUM_PARTS))
+    hashes = set(page.hashes)
+    assert first.digest is not None
+    assert first.digest[0] == len(hashes) == 2
+    assert (page.number, page.end_part, page.epoch) == (first.number, NUM_PARTS, site.worker.ref.epoch)
     await site.worker.prefill(site.job(prompt_ids(40, seed=1)))
     async with asyncio.timeout(5):
         async for event in events:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from core.block_hash import BlockHash
+from core.block_hash import NUM_PARTS, BlockHash, part_of
 from core.handoff import HandoffTicket
 from core.ids import Epoch, RequestId, Role, TicketId, WorkerId, WorkerRef
 from core.jobs import (
-    BlockSnapshot,
+    BlockPage,
     CancelJob,
     GenerateEvent,
     GenerateJob,
@@ -17,12 +17,13 @@ from core.jobs import (
     PrefillResult,
     Reading,
     SampleStart,
+    SnapshotJob,
     WatchEvent,
 )
 from core.kv_layout import DTYPE_BYTES, KVLayout
 from core.request import FinishReason, Request, SamplingParams, TokenDelta, TokenLogprob
 from core.telemetry import StallCause
-from core.worker_status import BlockEvent, BlockEventKind, StepCost, WorkerStatus
+from core.worker_status import BlockEvent, BlockEventKind, BlockTier, StepCost, WorkerStatus
 
 # a lone surrogate is no UTF-8 and cannot be put into a protobuf string
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -137,19 +138,44 @@ statuses = st.builds(
     alone=step_costs,
     beside=step_costs,
 )
+tiers = st.sampled_from(BlockTier)
 block_events = st.one_of(
-    st.builds(BlockEvent, st.just(BlockEventKind.STORED), hashes, st.none() | hashes),
+    st.builds(BlockEvent, st.just(BlockEventKind.STORED), hashes, st.none() | hashes, tiers),
     st.builds(BlockEvent, st.just(BlockEventKind.REMOVED), hashes),
     st.just(BlockEvent(BlockEventKind.CLEARED)),
 )
-snapshots = st.lists(st.tuples(hashes, st.none() | hashes), max_size=5).map(
-    lambda pairs: BlockSnapshot(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))
+parts = st.tuples(st.integers(0, NUM_PARTS - 1), st.integers(1, NUM_PARTS)).filter(
+    lambda pair: pair[0] < pair[1]
+)
+snapshot_jobs = st.builds(
+    lambda pair, known: SnapshotJob(*pair, tuple(known[: pair[1] - pair[0]])),
+    parts,
+    st.lists(st.integers(0, 2**64 - 1), max_size=5),
+)
+block_pages = st.lists(st.tuples(hashes, tiers), max_size=5).flatmap(
+    lambda blocks: st.builds(
+        BlockPage,
+        epochs,
+        counts,
+        st.just(0),
+        st.just(NUM_PARTS),
+        st.just(tuple(sorted({part_of(block_hash) for block_hash, _ in blocks}))),
+        st.just(tuple(block_hash for block_hash, _ in blocks)),
+        st.just(tuple(tier for _, tier in blocks)),
+    )
 )
 digests = st.tuples(st.integers(0, 2**32), st.integers(0, 2**64 - 1))
+ages = st.floats(0.0, 1e6)
 watch_events = st.one_of(
-    st.builds(WatchEvent, counts, status=statuses, digest=digests),
-    st.builds(WatchEvent, counts, events=st.lists(block_events, min_size=1, max_size=5).map(tuple)),
-    st.builds(WatchEvent, counts, snapshot=snapshots, digest=st.none() | digests),
+    st.builds(WatchEvent, counts, status=statuses, digest=digests, epoch=epochs),
+    st.builds(
+        WatchEvent,
+        counts.map(lambda number: number + 5),
+        events=st.lists(block_events, min_size=1, max_size=5).map(tuple),
+        epoch=epochs,
+        age_s=ages,
+    ),
+    st.builds(WatchEvent, counts, digest=digests, epoch=epochs),
 )
 
 layouts = st.builds(

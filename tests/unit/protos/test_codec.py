@@ -10,7 +10,16 @@ from hypothesis import given
 
 from core.errors import InvalidRequest
 from core.ids import Epoch
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, WatchEvent
+from core.jobs import (
+    BlockPage,
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    PrefillJob,
+    PrefillResult,
+    SnapshotJob,
+    WatchEvent,
+)
 from protos import codec
 from protos import inference_pb2 as pb
 from tests.unit.protos import strategies
@@ -60,6 +69,20 @@ def test_a_cancel_job_keeps_every_field(job: CancelJob, epoch: Epoch) -> None:
 @given(strategies.watch_events)
 def test_a_watch_event_keeps_every_field(event: WatchEvent) -> None:
     assert codec.decode_watch_event(over_the_wire(codec.encode_watch_event(event))) == event
+
+
+@strategies.quick
+@given(strategies.snapshot_jobs, strategies.epochs)
+def test_a_snapshot_job_keeps_every_field(job: SnapshotJob, epoch: Epoch) -> None:
+    message = over_the_wire(codec.snapshot_request(job, epoch))
+    assert codec.snapshot_job(message) == job
+    assert message.receiver_epoch == epoch
+
+
+@strategies.quick
+@given(strategies.block_pages)
+def test_a_page_keeps_every_field(page: BlockPage) -> None:
+    assert codec.block_page(over_the_wire(codec.snapshot_reply(page))) == page
 
 
 def prefill_message(**changes: Any) -> pb.PrefillRequest:
@@ -137,7 +160,17 @@ STATUS = pb.WorkerStatus(ref=pb.WorkerRef(role="decode"))
         (
             "watch_event",
             codec.decode_watch_event,
-            pb.WatchEvent(status=STATUS, snapshot=pb.BlockSnapshot()),
+            pb.WatchEvent(number=1, status=STATUS, events=[pb.BlockEvent(kind="cleared")]),
+        ),
+        (
+            "watch_event.number",
+            codec.decode_watch_event,
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="cleared")] * 2),
+        ),
+        (
+            "watch_event.age_s",
+            codec.decode_watch_event,
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="cleared")], age_s=float("nan")),
         ),
         ("status.ref", codec.decode_watch_event, pb.WatchEvent(status=pb.WorkerStatus())),
         (
@@ -145,27 +178,48 @@ STATUS = pb.WorkerStatus(ref=pb.WorkerRef(role="decode"))
             codec.decode_watch_event,
             pb.WatchEvent(status=pb.WorkerStatus(ref=STATUS.ref, beside=pb.StepCost(token_s=float("nan")))),
         ),
-        ("event.kind", codec.decode_watch_event, pb.WatchEvent(events=[pb.BlockEvent(kind="eaten")])),
+        (
+            "event.kind",
+            codec.decode_watch_event,
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="eaten")]),
+        ),
         (
             "event.block_hash",
             codec.decode_watch_event,
-            pb.WatchEvent(events=[pb.BlockEvent(kind="stored", block_hash=bytes(15))]),
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="stored", block_hash=bytes(15))]),
         ),
-        ("event.block_hash", codec.decode_watch_event, pb.WatchEvent(events=[pb.BlockEvent(kind="stored")])),
         (
             "event.block_hash",
             codec.decode_watch_event,
-            pb.WatchEvent(events=[pb.BlockEvent(kind="cleared", block_hash=bytes(16))]),
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="stored")]),
         ),
         (
-            "snapshot.hashes",
+            "event.block_hash",
             codec.decode_watch_event,
-            pb.WatchEvent(snapshot=pb.BlockSnapshot(hashes=bytes(17), parents=bytes(16))),
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="cleared", block_hash=bytes(16))]),
         ),
         (
-            "snapshot.parents",
+            "event.tier",
             codec.decode_watch_event,
-            pb.WatchEvent(snapshot=pb.BlockSnapshot(hashes=bytes(32), parents=bytes(16))),
+            pb.WatchEvent(number=1, events=[pb.BlockEvent(kind="stored", block_hash=bytes(16), tier=9)]),
+        ),
+        ("snapshot.end_part", codec.snapshot_job, pb.SnapshotRequest(first_part=3, end_part=3)),
+        ("snapshot.end_part", codec.snapshot_job, pb.SnapshotRequest(end_part=4097)),
+        ("snapshot.known", codec.snapshot_job, pb.SnapshotRequest(end_part=1, known=bytes(9))),
+        ("snapshot.known", codec.snapshot_job, pb.SnapshotRequest(end_part=1, known=bytes(16))),
+        ("page.end_part", codec.block_page, pb.SnapshotReply(first_part=-1, end_part=4)),
+        ("page.hashes", codec.block_page, pb.SnapshotReply(end_part=1, changed=[0], hashes=bytes(17))),
+        ("page.hashes", codec.block_page, pb.SnapshotReply(end_part=1, hashes=bytes(16))),
+        ("page.changed", codec.block_page, pb.SnapshotReply(end_part=1, changed=[1])),
+        (
+            "page.tiers",
+            codec.block_page,
+            pb.SnapshotReply(end_part=1, changed=[0], hashes=bytes(16), tiers=bytes(2)),
+        ),
+        (
+            "page.tiers",
+            codec.block_page,
+            pb.SnapshotReply(end_part=1, changed=[0], hashes=bytes(16), tiers=bytes([3])),
         ),
     ],
 )

@@ -11,19 +11,22 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import xor
 from typing import Any, TypeVar
 
-from core.block_hash import BlockHash
+from core.block_hash import BlockHash, digest_part, part_of
 from core.clock import Deadline
 from core.errors import ServingError, WorkerLost
 from core.ids import Epoch, RequestId, Role, WorkerId, WorkerRef
 from core.jobs import (
-    BlockSnapshot,
+    BlockPage,
     CancelJob,
     GenerateEvent,
     GenerateJob,
     PrefillJob,
     PrefillResult,
+    SnapshotJob,
     WatchEvent,
 )
 from core.kv_layout import KVLayout
@@ -102,6 +105,7 @@ class ScriptedWorker:
     epoch: int = 1
     status: WorkerStatus | None = None
     hashes: tuple[BlockHash, ...] = ()
+    number: int = 0
     on_prefill: PrefillAct | None = None
     on_generate: Callable[[GenerateJob], ServingError | None] | None = None
     break_at: dict[int, ServingError] = field(default_factory=dict)
@@ -113,6 +117,7 @@ class ScriptedWorker:
     prefills: list[PrefillJob] = field(default_factory=list)
     generates: list[GenerateJob] = field(default_factory=list)
     cancels: list[CancelJob] = field(default_factory=list)
+    snapshots: list[SnapshotJob] = field(default_factory=list)
     num_open_calls: int = 0
     num_watches: int = 0
     is_dead: bool = False
@@ -139,7 +144,7 @@ class ScriptedWorker:
         self.tell(WatchEvent(0, status=self.status or new_status(self.ref)))
 
     def tell(self, event: WatchEvent) -> None:
-        self._watch_events.put_nowait(event)
+        self._watch_events.put_nowait(replace(event, epoch=self.ref.epoch))
 
     def end_watch(self) -> None:
         """End the Watch as a worker does: without an error."""
@@ -199,11 +204,18 @@ class ScriptedWorker:
     async def watch(self) -> AsyncIterator[WatchEvent]:
         self._check_alive()
         self.num_watches += 1
-        yield WatchEvent(0, snapshot=BlockSnapshot(self.hashes, (None,) * len(self.hashes)))
-        if self.status is not None:
-            yield WatchEvent(0, status=self.status)
+        digest = (len(self.hashes), reduce(xor, map(digest_part, self.hashes), 0))
+        yield WatchEvent(0, status=self.status, digest=digest, epoch=self.ref.epoch)
         while (event := await self._or_death(self._watch_events.get())) is not None:
             yield event
+
+    async def snapshot(self, job: SnapshotJob) -> BlockPage:
+        """All that it holds, in one page."""
+        self._check_alive()
+        self.snapshots.append(job)
+        parts = range(job.first_part, job.end_part)
+        told = tuple(block_hash for block_hash in self.hashes if part_of(block_hash) in parts)
+        return BlockPage(self.ref.epoch, self.number, parts.start, parts.stop, tuple(parts), told)
 
     async def metrics(self) -> bytes:
         self._check_alive()

@@ -1,119 +1,340 @@
-"""The index follows each worker's set of blocks, and notices when it does not."""
+"""The index says who holds how much of a prompt, notices when it is wrong, and mends that piece by piece."""
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from core.block_hash import BlockHash
-from core.ids import WorkerId
-from core.jobs import BlockSnapshot, WatchEvent
-from core.worker_status import BlockEvent, BlockEventKind
-from router.prefix_index import OutOfStep, PrefixIndex, digest_part
+from core.ids import Epoch, WorkerId
+from core.jobs import BlockPage, WatchEvent
+from core.worker_status import BlockTier
+from router.block_view import Doubt
+from router.prefix_index import Overlap, PrefixIndex
+from tests.doubles import FakeClock
+from tests.unit.router.told_worker import (
+    CLEARED,
+    ToldWorker,
+    block,
+    deliver,
+    removed,
+    repair,
+    stored,
+    view_of,
+)
 
-A, B = WorkerId("a"), WorkerId("b")
-
-
-def _hash(number: int) -> BlockHash:
-    return BlockHash(hashlib.blake2b(bytes([number]), digest_size=16).digest())
-
-
-def _digest(hashes: set[BlockHash]) -> tuple[int, int]:
-    xor = 0
-    for block_hash in hashes:
-        xor ^= digest_part(block_hash)
-    return len(hashes), xor
+CHAIN = [block(part * 37, part) for part in range(8)]
 
 
-def _snapshot(*numbers: int, at: int = 0) -> WatchEvent:
-    hashes = tuple(map(_hash, numbers))
-    return WatchEvent(at, snapshot=BlockSnapshot(hashes, (None,) * len(hashes)), digest=_digest(set(hashes)))
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.new_event_loop()
+    yield loop
+    loop.close()
 
 
-def _changes(at: int, *changes: tuple[BlockEventKind, int | None]) -> WatchEvent:
-    events = [BlockEvent(kind, None if number is None else _hash(number)) for kind, number in changes]
-    return WatchEvent(at, events=tuple(events))
+class Site:
+    """Workers `a` and `b`, and an index that watches them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = FakeClock()
+        self.index = PrefixIndex(self.clock)
+        self.a, self.b = ToldWorker("a", 1, loop), ToldWorker("b", 2, loop)
+        for worker in (self.a, self.b):
+            self.index.join(worker.worker_id, worker.epoch)
+            deliver(self.index, worker)
+
+    def end(self) -> None:
+        self.a.end()
+        self.b.end()
 
 
-def _chain(length: int) -> list[BlockHash]:
-    return [_hash(number) for number in range(length)]
+@pytest.fixture
+def site(loop: asyncio.AbstractEventLoop) -> Iterator[Site]:
+    site = Site(loop)
+    yield site
+    site.end()
 
 
-def test_the_longest_prefix_without_a_hole_counts_for_each_worker() -> None:
-    index = PrefixIndex()
-    index.apply(A, _snapshot(0, 1, 3))
-    index.apply(B, _snapshot(0, 1, 2, 3))
-    assert index.match(_chain(5)) == {A: 2, B: 4}
-    assert index.match(_chain(5)[1:]) == {A: 1, B: 3}
-    assert index.match([_hash(9)]) == {}
-    assert index.match([]) == {}
+def test_the_longest_prefix_without_a_hole_counts_for_each_worker(site: Site) -> None:
+    site.a.tell(*map(stored, (CHAIN[0], CHAIN[1], CHAIN[3])))
+    site.b.tell(*map(stored, CHAIN[:4]))
+    deliver(site.index, site.a)
+    deliver(site.index, site.b)
+    assert site.index.match(CHAIN) == {"a": 2, "b": 4}
+    assert site.index.match(CHAIN[1:]) == {"a": 1, "b": 3}
+    assert site.index.match(CHAIN[5:]) == {}
+    assert site.index.match([]) == {}
 
 
-def test_changes_are_followed() -> None:
-    index = PrefixIndex()
-    index.apply(A, _snapshot(0))
-    index.apply(A, _changes(2, (BlockEventKind.STORED, 1), (BlockEventKind.STORED, 2)))
-    assert index.match(_chain(4)) == {A: 3}
-    index.apply(A, _changes(3, (BlockEventKind.REMOVED, 1)))
-    assert index.match(_chain(4)) == {A: 1}
-    index.apply(A, _changes(4, (BlockEventKind.CLEARED, None)))
-    assert index.match(_chain(4)) == {}
-    assert index.num_blocks(A) == 0
+def test_a_block_whose_parent_comes_later_counts_from_then_on(site: Site) -> None:
+    site.a.tell(stored(CHAIN[1]), stored(CHAIN[2]))
+    deliver(site.index, site.a)
+    assert site.index.match(CHAIN) == {}
+    site.a.tell(stored(CHAIN[0]))
+    deliver(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 3}
 
 
-def test_a_gap_in_the_numbers_is_out_of_step_and_a_snapshot_mends_it() -> None:
-    index = PrefixIndex()
-    index.apply(A, _snapshot(0, at=7))
-    with pytest.raises(OutOfStep):
-        index.apply(A, _changes(9, (BlockEventKind.STORED, 1)))
-    index.apply(A, _snapshot(0, 1, 2, at=12))
-    index.apply(A, _changes(13, (BlockEventKind.STORED, 3)))
-    assert index.match(_chain(4)) == {A: 4}
+def test_changes_are_followed_and_clearing_forgets_all_at_once(site: Site) -> None:
+    site.a.tell(*map(stored, CHAIN[:3]))
+    site.b.tell(*map(stored, CHAIN[:2]))
+    deliver(site.index, site.a)
+    deliver(site.index, site.b)
+    site.a.tell(removed(CHAIN[1]))
+    deliver(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 1, "b": 2}
+    site.a.tell(CLEARED, stored(CHAIN[0]))
+    deliver(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 1, "b": 2}
+    assert site.index.num_blocks(site.a.worker_id) == 1
+    while site.index.clear_some():
+        pass
+    assert site.index.match(CHAIN) == {"a": 1, "b": 2}
+    site.a.report()
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 1.0
 
 
-def test_a_wrong_digest_or_number_is_out_of_step() -> None:
-    index = PrefixIndex()
-    index.apply(A, _snapshot(0, 1))
-    index.apply(A, WatchEvent(0, digest=_digest({_hash(0), _hash(1)})))
-    with pytest.raises(OutOfStep):
-        index.apply(A, WatchEvent(0, digest=_digest({_hash(0)})))
-    with pytest.raises(OutOfStep):
-        index.apply(A, WatchEvent(1, digest=_digest({_hash(0), _hash(1)})))
+def test_what_was_cleared_away_leaves_nothing_behind(site: Site) -> None:
+    site.a.tell(*map(stored, CHAIN))
+    deliver(site.index, site.a)
+    site.index.forget(site.a.worker_id)
+    assert site.index.match(CHAIN) == {}
+    assert len(site.index._holders) == len(CHAIN)
+    while site.index.clear_some():
+        pass
+    assert len(site.index._holders) == 0
+    assert site.index.confidence(site.a.worker_id) == 0.0
 
 
-def test_a_change_before_any_snapshot_is_out_of_step() -> None:
-    with pytest.raises(OutOfStep):
-        PrefixIndex().apply(A, _changes(1, (BlockEventKind.STORED, 1)))
+def test_a_gap_is_noticed_and_only_that_worker_is_asked_for_what_differs(site: Site) -> None:
+    for worker in (site.a, site.b):
+        worker.tell(*map(stored, CHAIN[:4]))
+        deliver(site.index, worker)
+    site.a.tell(stored(CHAIN[4]))
+    site.a.take()  # lost
+    site.a.tell(stored(CHAIN[5]))
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 0.5
+    assert site.index.confidence(site.b.worker_id) == 1.0
+    assert site.index.match(CHAIN) == {"a": 4, "b": 4}, "the old view stays"
+    assert site.index.ask(site.b.worker_id) is None
+    job = site.index.ask(site.a.worker_id)
+    assert job is not None
+    page = site.a.page(job)
+    assert page.hashes == (CHAIN[4],), "only what is missing is told"
+    for _ in site.index.fill(site.a.worker_id, job, page):
+        pass
+    repair(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 6, "b": 4}
+    assert site.index.confidence(site.a.worker_id) == 1.0
+    (view, _) = site.index.views()
+    assert view.num_repairs == {Doubt.JOINED: 0, Doubt.GAP: 1, Doubt.DIGEST: 0}
 
 
-def test_a_forgotten_worker_holds_nothing() -> None:
-    index = PrefixIndex()
-    index.apply(A, _snapshot(0, 1))
-    index.apply(B, _snapshot(0))
-    index.forget(A)
-    index.forget(A)
-    assert index.match(_chain(2)) == {B: 1}
+def test_a_wrong_digest_is_noticed_and_mended(site: Site) -> None:
+    site.a.tell(*map(stored, CHAIN[:4]))
+    for event in site.a.take():
+        wrong = WatchEvent(event.number, events=(*event.events[:3], removed(CHAIN[0])), epoch=event.epoch)
+        site.index.apply(site.a.worker_id, wrong)
+    assert site.index.match(CHAIN) == {}
+    site.a.report()
+    deliver(site.index, site.a)
+    (view, _) = site.index.views()
+    assert view.doubt is Doubt.DIGEST
+    assert view.drift == 2
+    repair(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 4}
 
 
-_steps = st.lists(st.tuples(st.sampled_from([A, B]), st.booleans(), st.integers(0, 5)), max_size=40)
+def test_trust_in_a_stale_view_fades_and_grows_with_its_repair(site: Site) -> None:
+    names = [block(part, part) for part in range(4000)]
+    site.a.tell(*map(stored, names))
+    site.a.take()
+    site.a.report()
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 0.5
+    site.clock.advance(20.0)
+    assert site.index.confidence(site.a.worker_id) == pytest.approx(0.125)
+    trusts = []
+    while (job := site.index.ask(site.a.worker_id)) is not None:
+        for _ in site.index.fill(site.a.worker_id, job, site.a.page(job)):
+            pass
+        trusts.append(site.index.confidence(site.a.worker_id))
+    assert trusts == sorted(trusts)
+    assert 0.2 < trusts[0] < 0.3
+    assert trusts[-1] == 1.0
 
 
-@given(_steps)
-def test_whatever_the_changes_the_digest_of_the_truth_fits(steps: list[tuple[WorkerId, bool, int]]) -> None:
-    index = PrefixIndex()
-    truth: dict[WorkerId, set[BlockHash]] = {A: set(), B: set()}
-    numbers = {A: 0, B: 0}
-    for worker in truth:
-        index.apply(worker, _snapshot())
-    for worker, is_stored, number in steps:
-        kind = BlockEventKind.STORED if is_stored else BlockEventKind.REMOVED
-        (truth[worker].add if is_stored else truth[worker].discard)(_hash(number))
-        numbers[worker] += 1
-        index.apply(worker, _changes(numbers[worker], (kind, number)))
-        index.apply(worker, WatchEvent(numbers[worker], digest=_digest(truth[worker])))
-    for worker, held in truth.items():
-        length = next((i for i in range(7) if _hash(i) not in held), 7)
-        assert index.match(_chain(7)).get(worker, 0) == length
+def test_events_that_come_twice_or_too_late_change_nothing(site: Site) -> None:
+    site.a.tell(stored(CHAIN[0]))
+    first = site.a.take()
+    site.a.tell(removed(CHAIN[0]))
+    second = site.a.take()
+    deliver(site.index, site.a, [*first, *second, *first])
+    assert site.index.match(CHAIN) == {}
+    assert site.index.confidence(site.a.worker_id) == 1.0
+
+
+def test_events_that_come_while_pages_are_fetched_are_applied_by_number(site: Site) -> None:
+    site.a.tell(stored(CHAIN[0]), stored(CHAIN[1]))
+    site.a.take()
+    site.a.report()
+    deliver(site.index, site.a)
+    job = site.index.ask(site.a.worker_id)
+    assert job is not None
+    older = site.a.page(job)
+    site.a.tell(removed(CHAIN[1]), stored(CHAIN[2]))
+    deliver(site.index, site.a)  # they overtake the page
+    for _ in site.index.fill(site.a.worker_id, job, older):
+        pass
+    assert site.index.ask(site.a.worker_id) is None
+    assert view_of(site.index, site.a, CHAIN) == {CHAIN[0], CHAIN[2]}
+    site.a.report()
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 1.0
+
+
+def test_a_page_that_is_ahead_of_the_events_is_not_undone_by_them(site: Site) -> None:
+    site.a.tell(stored(CHAIN[0]))
+    site.a.take()
+    site.a.report()
+    deliver(site.index, site.a)
+    site.a.tell(stored(CHAIN[1]))
+    site.a.tell(removed(CHAIN[1]))
+    late = site.a.take()
+    repair(site.index, site.a)
+    deliver(site.index, site.a, late[:1])
+    assert view_of(site.index, site.a, CHAIN) == {CHAIN[0]}
+    deliver(site.index, site.a, late[1:])
+    site.a.report()
+    deliver(site.index, site.a)
+    assert view_of(site.index, site.a, CHAIN) == {CHAIN[0]}
+    assert site.index.confidence(site.a.worker_id) == 1.0
+
+
+def test_events_that_a_page_has_told_already_are_no_loss(site: Site) -> None:
+    site.a.tell(stored(CHAIN[0]))
+    site.a.take()
+    site.a.report()
+    deliver(site.index, site.a)
+    site.a.tell(stored(CHAIN[1]))
+    site.a.take()  # lost, but the pages hold it
+    repair(site.index, site.a)
+    site.a.tell(stored(CHAIN[2]))
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 1.0
+    assert site.index.match(CHAIN) == {"a": 3}
+
+
+def test_a_former_incarnation_says_nothing_any_more(site: Site, loop: asyncio.AbstractEventLoop) -> None:
+    site.a.tell(stored(CHAIN[0]))
+    late = site.a.take()
+    job = None
+    new = ToldWorker("a", 9, loop)
+    site.index.join(new.worker_id, new.epoch)
+    deliver(site.index, new)
+    deliver(site.index, site.a, late)
+    assert site.index.match(CHAIN) == {}
+    new.tell(stored(CHAIN[1]))
+    new.take()
+    new.report()
+    deliver(site.index, new)
+    job = site.index.ask(new.worker_id)
+    assert job is not None
+    for _ in site.index.fill(new.worker_id, job, BlockPage(Epoch(1), 99, 0, 4096, (), ())):
+        pass
+    assert site.index.match(CHAIN[1:]) == {}
+    repair(site.index, new)
+    assert site.index.match(CHAIN[1:]) == {"a": 1}
+    new.end()
+
+
+def test_a_worker_that_numbers_anew_is_followed(site: Site) -> None:
+    site.a.tell(*map(stored, CHAIN[:3]), removed(CHAIN[2]))
+    deliver(site.index, site.a)
+    site.index.cut(site.a.worker_id)
+    assert site.index.confidence(site.a.worker_id) < 1
+    site.a.number_anew()
+    site.index.join(site.a.worker_id, site.a.epoch)
+    deliver(site.index, site.a, site.a.watch())
+    assert site.index.confidence(site.a.worker_id) == 1.0, "the same set needs no fetch"
+    site.a.tell(stored(CHAIN[2]))
+    deliver(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 3}
+
+
+def test_no_worker_takes_more_memory_than_it_may(loop: asyncio.AbstractEventLoop) -> None:
+    index, worker = PrefixIndex(FakeClock()), ToldWorker("a", 1, loop)
+    index.join(worker.worker_id, worker.epoch, max_blocks=5)
+    deliver(index, worker)
+    worker.tell(*map(stored, CHAIN))
+    worker.report()
+    deliver(index, worker)
+    assert index.num_blocks(worker.worker_id) == 5
+    repair(index, worker)
+    assert index.num_blocks(worker.worker_id) == 5
+    worker.end()
+
+
+def test_tiers_are_told_apart(site: Site) -> None:
+    site.a.tell(stored(CHAIN[0]), stored(CHAIN[1], BlockTier.HOST), stored(CHAIN[2]))
+    deliver(site.index, site.a)
+    assert site.index.overlaps(CHAIN) == {"a": Overlap(3, 3, 1, 1.0)}
+    site.a.tell(stored(CHAIN[0], BlockTier.DISK), stored(CHAIN[1]), removed(CHAIN[2]))
+    site.a.report()
+    deliver(site.index, site.a)
+    assert site.index.overlaps(CHAIN) == {"a": Overlap(2, 2, 1, 1.0)}
+    site.a.tell(stored(CHAIN[1], BlockTier.HOST))
+    site.a.take()
+    site.a.report()
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) < 1, "a move that was lost shows in the digest"
+    repair(site.index, site.a)
+    assert site.index.overlaps(CHAIN)[WorkerId("a")].num_lower == 2
+
+
+def test_what_a_request_will_leave_is_predicted_until_it_is_there(site: Site) -> None:
+    site.a.tell(stored(CHAIN[0]))
+    deliver(site.index, site.a)
+    now = site.clock.now()
+    prediction = site.index.predict(site.a.worker_id, CHAIN[:4], now + 30)
+    assert site.index.overlaps(CHAIN) == {"a": Overlap(4, 1, 0, 1.0)}
+    site.a.tell(stored(CHAIN[1]), stored(CHAIN[2]))
+    deliver(site.index, site.a)
+    assert site.index.overlaps(CHAIN) == {"a": Overlap(4, 3, 0, 1.0)}
+    site.index.withdraw(prediction)
+    site.index.withdraw(prediction)
+    assert site.index.match(CHAIN) == {"a": 3}, "what has come true stays"
+
+
+def test_a_prediction_ends_with_its_time(site: Site) -> None:
+    now = site.clock.now()
+    short = site.index.predict(site.a.worker_id, CHAIN[:2], now + 5)
+    long = site.index.predict(site.a.worker_id, CHAIN[:4], now + 30)
+    site.index.end_by(short, now + 10)
+    site.clock.advance(7)
+    assert site.index.match(CHAIN) == {"a": 4}
+    site.index.end_by(long, now + 8)
+    site.clock.advance(2)
+    assert site.index.match(CHAIN) == {"a": 2}
+    site.clock.advance(2)
+    assert site.index.match(CHAIN) == {}
+    assert site.index.num_predictions == 0
+
+
+def test_predictions_of_equal_prompts_stand_on_their_own(site: Site) -> None:
+    until = site.clock.now() + 30
+    first = site.index.predict(site.a.worker_id, CHAIN[:3], until)
+    second = site.index.predict(site.a.worker_id, CHAIN[:3], until)
+    other = site.index.predict(site.b.worker_id, CHAIN[:1], until)
+    site.index.withdraw(first)
+    assert site.index.match(CHAIN) == {"a": 3, "b": 1}
+    site.index.withdraw(second)
+    assert site.index.match(CHAIN) == {"b": 1}
+    site.index.forget(site.b.worker_id)
+    site.index.withdraw(other)
+    assert site.index.match(CHAIN) == {}
+    assert site.index.predict(site.b.worker_id, CHAIN, until) is None

@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator
 
-from core.block_hash import BlockHash
+from core.block_hash import BlockHash, digest_part
+from core.errors import WorkerLost
 from core.ids import Role
-from core.jobs import WatchEvent
+from core.jobs import BlockPage, SnapshotJob, WatchEvent
 from core.worker_status import BlockEvent, BlockEventKind
-from router.prefix_index import digest_part
 from router.worker_entry import WorkerState
 from tests.doubles import settle
 from tests.unit.router.scripted import Fleet, ScriptedWorker, new_status
 
 _HASH = BlockHash(hashlib.blake2b(b"x", digest_size=16).digest())
+_OTHER = BlockHash(hashlib.blake2b(b"y", digest_size=16).digest())
 
 
 def _d(name: str = "d", **script: object) -> ScriptedWorker:
@@ -237,37 +238,79 @@ async def test_a_draining_worker_gets_nothing_new() -> None:
         assert _states(fleet) == {"d": WorkerState.ALIVE}
 
 
-async def test_a_gap_in_the_events_is_mended_by_watching_anew() -> None:
+async def test_a_gap_in_the_events_is_mended_by_fetching_the_set_while_the_watch_goes_on() -> None:
     worker = _d()
     async with Fleet(worker) as fleet:
-        worker.tell(WatchEvent(5, events=(BlockEvent(BlockEventKind.STORED, _HASH),)))
+        worker.hashes, worker.number = (_HASH, _OTHER), 5
+        worker.tell(WatchEvent(5, events=(BlockEvent(BlockEventKind.STORED, _OTHER),)))
         await settle()
-        assert fleet.table.index.match([_HASH]) == {}
-        worker.hashes = (_HASH,)
-        await fleet.pass_by(0.6)
-        assert worker.num_watches == 2
-        assert fleet.table.index.match([_HASH]) == {"d": 1}
+        assert len(worker.snapshots) == 1
+        assert worker.num_watches == 1
+        assert fleet.table.index.match([_HASH, _OTHER]) == {"d": 2}
+        assert fleet.table.index.confidence(worker.ref.worker_id) == 1.0
         assert _states(fleet) == {"d": WorkerState.ALIVE}
 
 
-async def test_a_digest_that_does_not_fit_is_mended_by_watching_anew() -> None:
+async def test_a_digest_that_does_not_fit_is_mended_by_fetching_the_set() -> None:
     worker = _d(hashes=(_HASH,))
     async with Fleet(worker) as fleet:
         worker.tell(WatchEvent(0, status=new_status(worker.ref), digest=(1, digest_part(_HASH))))
         await fleet.pass_by(0.6)
-        assert worker.num_watches == 1
+        assert len(worker.snapshots) == 1, "the first, when it came"
+        worker.hashes = ()
         worker.tell(WatchEvent(0, status=new_status(worker.ref), digest=(0, 0)))
         await fleet.pass_by(0.6)
+        assert len(worker.snapshots) == 2
+        assert worker.num_watches == 1
+        assert fleet.table.index.match([_HASH]) == {}
+
+
+async def test_a_worker_that_cannot_tell_its_set_is_asked_again_and_works_on() -> None:
+    worker = _d(hashes=(_HASH,))
+    whole, calls = worker.snapshot, 0
+
+    async def snapshot(job: SnapshotJob) -> BlockPage:
+        nonlocal calls
+        calls += 1
+        if calls < 3:
+            raise WorkerLost("not now", worker_id="d")
+        return await whole(job)
+
+    worker.snapshot = snapshot  # type: ignore[method-assign]
+    async with Fleet(worker) as fleet:
+        assert fleet.table.usable(Role.DECODE)
+        assert 0 < fleet.table.index.confidence(worker.ref.worker_id) < 1
+        await fleet.pass_by(10.0)
+        assert calls == 3
+        assert fleet.table.repairs.num_failed == 2
+        assert fleet.table.index.match([_HASH]) == {"d": 1}
+
+
+async def test_a_stream_that_was_cut_costs_no_fetch_if_nothing_has_changed() -> None:
+    worker = _d(hashes=(_HASH,))
+    async with Fleet(worker) as fleet:
+        worker.end_watch()
+        await settle()
+        assert fleet.table.index.confidence(worker.ref.worker_id) < 1
+        assert fleet.table.index.match([_HASH]) == {"d": 1}
+        await fleet.pass_by(0.6)
         assert worker.num_watches == 2
+        assert len(worker.snapshots) == 1
+        assert fleet.table.index.confidence(worker.ref.worker_id) == 1.0
 
 
-async def test_a_dead_workers_blocks_are_forgotten() -> None:
+async def test_what_a_worker_holds_is_forgotten_with_the_worker() -> None:
     worker = _d(hashes=(_HASH,))
     async with Fleet(worker) as fleet:
         assert fleet.table.index.match([_HASH]) == {"d": 1}
         worker.die()
-        await settle()
+        fleet.listed = []
+        await fleet.pass_by(0.6)
         assert fleet.table.index.match([_HASH]) == {}
+        fleet.join(_d(epoch=2))
+        await fleet.pass_by(1.1)
+        assert fleet.table.index.match([_HASH]) == {}
+        assert fleet.table.index.confidence(worker.ref.worker_id) == 1.0
 
 
 async def test_stopping_ends_all_watches_and_closes_all_connections() -> None:
