@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from core.block_hash import BlockHash, hash_blocks, root_hash
 from core.clock import Clock
-from core.ids import Role, WorkerRef
+from core.ids import Role, WorkerId, WorkerRef
 from core.kv_layout import KVLayout
 from core.request import Request
 from router.config import RouterConfig
@@ -96,6 +96,8 @@ class Search:
         self._tokens = tokens
         self._demand = demand
         self._names: dict[KVLayout, list[BlockHash]] = {}
+        self._matches: dict[KVLayout, Mapping[WorkerId, int]] = {}
+        self._matched_at: float | None = None
         self._held_until: float | None = None
 
     def name_blocks(self) -> None:
@@ -152,8 +154,7 @@ class Search:
         usable = self._placer.table.usable(role)
         entries = [entry for entry in usable if not setbacks.is_avoided(entry.ref, now)]
         matches = {
-            layout: self._placer.table.index.match(self._name(layout)) if self._is_cache_read else {}
-            for layout in {entry.announcement.layout for entry in entries}
+            layout: self._match(layout, now) for layout in {entry.announcement.layout for entry in entries}
         }
         return [
             self._candidate(
@@ -187,6 +188,17 @@ class Search:
             num_pending_blocks=entry.num_pending_blocks,
             is_handoff_target=is_handoff_target,
         )
+
+    def _match(self, layout: KVLayout, now: float) -> Mapping[WorkerId, int]:
+        """The index's answer; both roles of one choice share it."""
+        if not self._is_cache_read:
+            return {}
+        if now != self._matched_at:
+            self._matches.clear()
+            self._matched_at = now
+        if layout not in self._matches:
+            self._matches[layout] = self._placer.table.index.match(self._name(layout))
+        return self._matches[layout]
 
     def _name(self, layout: KVLayout) -> list[BlockHash]:
         """The prompt's full blocks by name, in blocks of `layout`."""
