@@ -41,6 +41,7 @@ from router.pipeline import Pipeline
 from router.schema import parse
 from router.served_model import ServedModel
 from router.tenants import Tenants
+from router.tracing import tracing_of
 from router.worker_table import Sleep, WorkerTable
 from router.workers import Connect, MembershipSource
 
@@ -73,7 +74,8 @@ def create_app(
     admission = Admission(config, model, table, metrics, clock, lambda: leases.num_replicas)
     tenants = Tenants(config.tenants, sleep)
     accounts = Accounts(config, model.name, leases, metrics, clock)
-    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts)
+    tracing = tracing_of(config.tracing, clock)
+    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, tracing)
     pages = _Pages(config, model, table, metrics, tenants)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
@@ -97,6 +99,8 @@ def create_app(
             await asyncio.gather(*tasks, return_exceptions=True)
             await leases.leave()
             await asyncio.to_thread(accounts.stop)
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
             await pipeline.stop()
             await table.stop()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from router.tenants_config import TenantsConfig
+from router.tracing_config import TracingConfig
 
 
 class PlanSetting(StrEnum):
@@ -110,6 +111,7 @@ class RouterConfig:
     assumed_bytes_per_s: float = 1e9
 
     tenants: TenantsConfig = field(default_factory=TenantsConfig)
+    tracing: TracingConfig = field(default_factory=TracingConfig)
 
     def __post_init__(self) -> None:
         for name in (

@@ -30,8 +30,10 @@ from router.metrics import Outcome, RequestLabels, RouterMetrics, outcome_of
 from router.pipeline import Pipeline
 from router.reply import Reply
 from router.served_model import ServedModel
+from router.spans import EndedCall, Span, call_span
 from router.sse import CONTENT_TYPE, DONE, frame
 from router.tenants import Tenants
+from router.tracing import Tracing
 from router.wire import Wire, join, usage_object
 
 _log = logging.getLogger(__name__)
@@ -56,6 +58,7 @@ class Rooms:
     metrics: RouterMetrics
     tenants: Tenants
     accounts: Accounts
+    tracing: Tracing | None = None
 
 
 class Endpoint:
@@ -98,6 +101,7 @@ class _Exchange:
         self._labels = RequestLabels(endpoint.name)
         self._is_counted = False
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._headers = headers
         self._authorization = headers.get("authorization")
         self._priority = headers.get("x-priority")
         self._account: Account | None = None
@@ -262,6 +266,21 @@ class _Exchange:
         self._rooms.metrics.ended(self._labels, outcome, reason, seconds)
         if self._account is not None:
             self._account.close(outcome, reason, seconds)
+        if self._rooms.tracing is not None:
+            self._rooms.tracing.record(self._span(outcome, reason, seconds), self._headers)
+
+    def _span(self, outcome: Outcome, reason: str, seconds: float) -> Span:
+        return call_span(
+            EndedCall(
+                self._endpoint.name,
+                self._labels.model,
+                self._call_id,
+                self._arrived_at,
+                self._arrived_at + seconds,
+                None if self._account is None else self._account.answering,
+                None if outcome is Outcome.SUCCEEDED else reason,
+            )
+        )
 
 
 async def _maybe_elsewhere(num_bytes: int, work: Callable[[], T]) -> T:
