@@ -62,9 +62,10 @@ class Bucket:
         self._num_out -= back
         return back
 
-    def wait_s(self, amount: int, now: float) -> float:
+    def wait_s(self, amount: int, now: float, late_s: float = 0.0) -> float:
         """Seconds until `amount` tokens could be taken if nobody takes any before; infinite for more than
-        come back at all. More than `held` counts as several rounds: somebody takes all in between.
+        come back at all. More than `held` counts as several rounds: somebody takes all in between, `late_s`
+        after it has come back.
         """
         missing = amount - self.num_free(now)
         if missing <= 0:
@@ -78,7 +79,7 @@ class Bucket:
             if missing < 0:
                 wait_s = take.back_at - now
                 break
-        return rounds * self.period_s + wait_s
+        return rounds * (self.period_s + late_s) + wait_s
 
     def can_spare(self, amount: int, kept: Iterable[tuple[float, float]], now: float) -> bool:
         """Whether `amount` can be taken now and at each moment of `kept`, in order, there is still as much as

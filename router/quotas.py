@@ -24,6 +24,8 @@ from router.tenants_config import TenantLimits
 # how long a call waits for tokens that are free with another router
 _REFILL_S = 0.8
 _OPEN_STEP = 0.2
+# clients that were told to come back do so up to so much later
+_LATE_S = 1.5
 # the others' tokens mostly come back sooner, when a request ends
 _KNOWN_RETURNS = frozenset({LimitKind.REQUESTS, LimitKind.PROMPT_TOKENS})
 _WORDS = {
@@ -187,7 +189,7 @@ def _wait_s(lease: Lease, amount: int, now: float, mean_open_s: float) -> float:
     in the time that a request is open.
     """
     if math.isfinite(lease.bucket.period_s):
-        wait_s = lease.bucket.wait_s(amount, now)
+        wait_s = lease.bucket.wait_s(amount, now, _LATE_S)
         return wait_s if math.isfinite(wait_s) else lease.bucket.period_s
     missing = amount - lease.bucket.num_free(now)
     return mean_open_s * max(0, missing) / max(1, lease.bucket.held)
