@@ -29,7 +29,8 @@ def test_a_dry_run_decodes_prefills_hands_over_and_ends_well(tmp_path: Path) -> 
     done = run("--dry-run", "--steps", "model handoff", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     text = (tmp_path / "table.md").read_text()
-    for what in ("decode step computes what prefill does", "host gap of a step", "prefill", "grpc", "shm"):
+    steps = ("decode step computes what prefill does", "host gap of a step", "prefill")
+    for what in (*steps, "grpc", "shm", "cuda_ipc"):
         assert f"| {what}" in text
     assert "0 wrong" in text
     assert "skipped" not in text

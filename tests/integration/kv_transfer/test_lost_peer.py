@@ -18,13 +18,16 @@ from prometheus_client import CollectorRegistry
 from core.clock import Deadline, MonotonicClock
 from core.errors import TransferTimeout, WorkerLost
 from core.ids import Epoch, Role, WorkerId, WorkerRef
-from kv_transfer.config import BridgeConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, CudaIpc, SharedMemory
+from kv_transfer.cuda_ipc_transport import connect_on_device
+from kv_transfer.device_thread import DeviceThread
 from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
 from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import Fence
-from tests.unit.kv_transfer.doubles import LAYOUT, PREFILL, ByteStore, failure_of, make_ticket
+from tests.integration.kv_transfer.host_device import HostDevice
+from tests.unit.kv_transfer.doubles import LAYOUT, PREFILL, ByteStore, failure_of, make_ticket, until
 
 ROOT = Path(__file__).parents[3]
 
@@ -68,25 +71,39 @@ async def test_a_call_to_a_killed_or_frozen_decode_worker_fails_in_time(
 
 def own_mappings() -> int:
     gc.collect()  # of earlier tests
-    return Path("/proc/self/maps").read_text().count("memfd:baton-staging")
+    maps = Path("/proc/self/maps").read_text()
+    return maps.count("memfd:baton-staging") + maps.count("memfd:baton-device")
 
 
-@pytest.mark.parametrize("shm", [SharedMemory.NEVER, SharedMemory.AUTO])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("number", "way"),
+    [
+        (signal.SIGKILL, "grpc"),
+        (signal.SIGSTOP, "grpc"),
+        (signal.SIGKILL, "shm"),
+        (signal.SIGSTOP, "shm"),
+        (signal.SIGKILL, "cuda_ipc"),
+    ],
+)
 async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bounded_silence(
-    number: signal.Signals, shm: SharedMemory
+    number: signal.Signals, way: str
 ) -> None:
     async with decode_process() as (ref, pid):
         clock = MonotonicClock()
         store = ByteStore(64, LAYOUT, seed=1)
-        config = BridgeConfig(shm=shm)
+        config = BridgeConfig(
+            shm=SharedMemory.NEVER if way == "grpc" else SharedMemory.AUTO,
+            cuda_ipc=CudaIpc.AUTO if way == "cuda_ipc" else CudaIpc.NEVER,
+        )
+        device = DeviceThread(HostDevice(store))
+        connect = connect_on_device(config, device, connect_as_configured(config))
         metrics = TransferMetrics(CollectorRegistry())
-        sender = Sender(store, PREFILL, connect_as_configured(config), clock, metrics, config)
+        sender = Sender(store, PREFILL, connect, clock, metrics, config)
         session = sender.open(make_ticket(64 * 4, decode=ref), Deadline.after(60, clock))
         session.add_blocks(0, range(32))
         await session.offered()
         await asyncio.sleep(0.2)
-        assert own_mappings() == (shm is SharedMemory.AUTO)
+        assert own_mappings() == (way != "grpc")
         os.kill(pid, number)
         started = time.monotonic()
         session.add_blocks(32, range(32, 64))
@@ -94,4 +111,5 @@ async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bo
         assert time.monotonic() - started < 7.0
         await sender.close()
         assert time.monotonic() - started < 10.0
-        assert own_mappings() == 0
+        await until(lambda: own_mappings() == 0, 5.0)  # a device's memory is unmapped on its own thread
+        device.close()
