@@ -295,8 +295,11 @@ class Scheduler:
     def _scheduled(
         self, sequence: Sequence, num_tokens: int, ahead: Mapping[Sequence, int]
     ) -> ScheduledSequence:
-        samples, num_ahead = self.first_samples(sequence), ahead.get(sequence, 0)
-        return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), samples, num_ahead)
+        samples, starts_at = (
+            self.first_samples(sequence),
+            sequence.num_computed_tokens + ahead.get(sequence, 0),
+        )
+        return ScheduledSequence(sequence, num_tokens, _is_sampled(sequence), samples, starts_at)
 
     def _arrive(self, sequence: Sequence, arrival: int) -> None:
         assert sequence not in self._arrivals

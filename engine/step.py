@@ -38,8 +38,8 @@ class StepLimits:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSequence:
-    """Compute `num_scheduled_tokens` tokens of `sequence`, starting at its `num_computed_tokens` or behind
-    the `num_ahead_tokens` that a step which still runs computes.
+    """Compute `num_scheduled_tokens` tokens of `sequence`, starting at its `num_computed_tokens`, or where
+    `starts_at` says, behind what a step that still runs computes.
 
     The next token is sampled exactly when this reaches the end of `token_ids` and `is_sampled` (a prompt
     with `max_tokens` 0 is only read). `sample_indices`: several samples drawn from the same last logits
@@ -50,12 +50,12 @@ class ScheduledSequence:
     num_scheduled_tokens: int
     is_sampled: bool = True
     sample_indices: tuple[int, ...] = ()
-    num_ahead_tokens: int = 0
+    starts_at: int | None = None
 
     @property
     def num_context_tokens(self) -> int:
         """Tokens that are computed when this runs."""
-        return self.sequence.num_computed_tokens + self.num_ahead_tokens
+        return self.sequence.num_computed_tokens if self.starts_at is None else self.starts_at
 
     @property
     def reaches_end(self) -> bool:
@@ -98,8 +98,7 @@ class StepPlan:
 
     def known(self) -> StepPlan:
         """The same step, once the one before it has ended."""
-        chunks = tuple(replace(item, num_ahead_tokens=0) for item in self.chunks)
-        return replace(self, chunks=chunks, streams=self.streams.known())
+        return replace(self, streams=self.streams.known())
 
     def apart(self) -> Iterator[tuple[Sequence, StepPlan]]:
         """Each sequence with a plan for it alone."""

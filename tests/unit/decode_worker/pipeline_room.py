@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from prometheus_client import CollectorRegistry
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from core.clock import Deadline
 from core.errors import Cancelled, ServingError
 from core.ids import Role
+from core.jobs import SampleStart
 from core.request import FinishReason, Request
 from decode_worker.config import DecodeConfig
 from decode_worker.generation import Generation
@@ -32,7 +34,7 @@ class Heard:
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self.request = generation.job.request
-        self.tokens: dict[int, list[int]] = {index: [] for index in range(self.request.num_samples)}
+        self.tokens = {sample.sample_index: list(sample.emitted) for sample in generation.job.samples}
         self.reasons: dict[int, FinishReason] = {}
         self.error: ServingError | None = None
         self.is_ended = False
@@ -67,14 +69,23 @@ class Room:
         metrics = EngineMetrics(CollectorRegistry(), Role.DECODE, "toy")
         eos: frozenset[int] = frozenset()
         self.scheduler = Scheduler(config, self.cache, eos)
-        self.generations = Generations(config, self.scheduler, self.cache, eos, MAX_CONTEXT, metrics)
+        self.generations = Generations(
+            config, self.scheduler, self.cache, eos, MAX_CONTEXT, metrics, self.clock
+        )
         self.pipeline = StepPipeline(
             self.device, self.scheduler, self.generations, self.clock, metrics, self.generations.end
         )
         self.heard: dict[Stream, Heard] = {}
 
-    def open(self, request: Request) -> Heard:
+    def open(self, request: Request, num_emitted: int = 0) -> Heard:
+        """`num_emitted`: the client has so many tokens already."""
         job = make_job(request)
+        if num_emitted:
+            starts = (
+                SampleStart(index, tuple(expected_of(request, index)[:num_emitted]))
+                for index in range(request.num_samples)
+            )
+            job = replace(job, samples=tuple(starts))
         stream = Stream(job)
         generation = self.generations.open(job, stream, Deadline(1e9))
         self.heard[stream] = Heard(generation)

@@ -178,6 +178,14 @@ def test_streams_run_ahead_beside_the_chunks_of_a_prompt() -> None:
     room.check_answers()
 
 
+def test_a_resumed_stream_whose_last_token_is_read_ahead_becomes_a_stream_after_it() -> None:
+    room = Room()
+    begun(room, make_request(6, max_tokens=40))
+    room.open(make_request(12, "resumed", first=300, max_tokens=10), num_emitted=1)  # read as 6, 6 and 1
+    room.run()
+    room.check_answers()
+
+
 @pytest.mark.parametrize(
     "penalty", [{"presence_penalty": 0.1}, {"frequency_penalty": 0.1}, {"repetition_penalty": 1.1}]
 )
@@ -293,7 +301,7 @@ REQUESTS = st.builds(
     ),
 )
 ACTS = st.one_of(
-    st.tuples(st.just("open"), REQUESTS),
+    st.tuples(st.just("open"), st.tuples(REQUESTS, st.sampled_from([0, 0, 1, 3]))),
     st.tuples(st.just("steps"), st.integers(1, 8)),
     st.tuples(st.just("cancel"), st.integers(0, 10)),
     st.tuples(st.just("fail"), st.just(0)),
@@ -310,7 +318,7 @@ def test_each_stream_has_its_answer_whatever_happens_beside_it(
     room = Room(num_blocks, is_overlapped=is_overlapped, max_num_seqs=4)
     for act, value in acts:
         if act == "open":
-            room.open(value)
+            room.open(*value)
         elif act == "steps":
             for _ in range(value):
                 room.step()
