@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -160,10 +160,18 @@ async def make_site(loaded: LoadedModel, checkpoint: Path) -> AsyncIterator[Make
     sites: list[Site] = []
 
     async def make(
-        num_kv_blocks: int = 64, max_context: int = 0, clock: Clock | None = None, **config: Any
+        num_kv_blocks: int = 64,
+        max_context: int = 0,
+        clock: Clock | None = None,
+        overlap: Literal["on", "off"] = "off",
+        **config: Any,
     ) -> Site:
         engine = EngineConfig(
-            model=str(checkpoint), num_kv_blocks=num_kv_blocks, max_context=max_context, threads=1
+            model=str(checkpoint),
+            num_kv_blocks=num_kv_blocks,
+            max_context=max_context,
+            threads=1,
+            overlap=overlap,
         )
         own = replace(loaded, max_context=max_context) if max_context else loaded
         runner, other = ModelRunner(own, engine), ModelRunner(own, replace(engine, num_kv_blocks=128))
