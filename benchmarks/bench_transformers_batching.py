@@ -37,9 +37,8 @@ class Transformers:
     """A loaded model and its two ways to batch."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self._model: Any = AutoModelForCausalLM.from_pretrained(
-            checkpoint, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model: Any = AutoModelForCausalLM  # its methods have no types
+        self._model = model.from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="sdpa")
         self._model.eval()
 
     def static(self, shapes: Items[Shape], prompts: Prompts) -> None:

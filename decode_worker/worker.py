@@ -39,7 +39,7 @@ from decode_worker.stream import Delivery, Stream
 from decode_worker.streams import Streams
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
-from engine.step_thread import StepThread
+from engine.step_thread import NewSteps, StepThread
 from kv_transfer.device_choice import shared_device
 from kv_transfer.feed import Feed
 from kv_transfer.ipc_acceptor import offer_device_memory
@@ -58,7 +58,14 @@ class DecodeWorker:
     serves. `start` comes first, `stop` last.
     """
 
-    def __init__(self, runner: ModelRunner, config: DecodeConfig, ref: WorkerRef, clock: Clock) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        config: DecodeConfig,
+        ref: WorkerRef,
+        clock: Clock,
+        new_steps: NewSteps = StepThread,
+    ) -> None:
         self.ref = ref
         self.registry = CollectorRegistry()
         self._runner = runner
@@ -80,7 +87,7 @@ class DecodeWorker:
             EngineMetrics(self.registry, ref.role, config.model),
             TicketMetrics(self.registry),
         )
-        self._thread = StepThread(f"step {ref.worker_id}", self._loop.step, self._tick)
+        self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick)
 
     # ------------------------------------------------------------ life
 

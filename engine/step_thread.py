@@ -109,3 +109,7 @@ class StepThread:
             command()
         except Exception:  # noqa: BLE001 - logged; the worker outlives one broken command
             _log.exception("command on the step thread failed")
+
+
+NewSteps = Callable[[str, Callable[[], bool], Callable[[], None]], StepThread]
+"""How a worker makes its step thread: name, step, tick."""

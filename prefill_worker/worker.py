@@ -30,7 +30,7 @@ from core.jobs import (
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
-from engine.step_thread import StepThread
+from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
@@ -53,7 +53,13 @@ class PrefillWorker:
     """
 
     def __init__(
-        self, runner: ModelRunner, config: PrefillConfig, ref: WorkerRef, clock: Clock, connect: Connect
+        self,
+        runner: ModelRunner,
+        config: PrefillConfig,
+        ref: WorkerRef,
+        clock: Clock,
+        connect: Connect,
+        new_steps: NewSteps = StepThread,
     ) -> None:
         self.ref = ref
         self.registry = CollectorRegistry()
@@ -85,7 +91,7 @@ class PrefillWorker:
             self._metrics,
             TicketMetrics(self.registry),
         )
-        self._thread = StepThread(f"step {ref.worker_id}", self._loop.step, self._tick)
+        self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick)
 
     # ------------------------------------------------------------ life
 
