@@ -97,8 +97,12 @@ def test_with_the_transfer_blocked_no_byte_arrives_and_decode_prefills(
     if is_cut:
         split.bridge.cut()
     start = time.monotonic()
-    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=43 + 2 * len(mode) + is_cut))
+    ids = prompts.random_ids(fleet.models.bundled, 300, seed=43 + 2 * len(mode) + is_cut)
+    answer = ask(fleet, split, ids)
     assert time.monotonic() - start < 20.0
+    assert answer.usage is not None
+    (told,) = answer.usage["baton"]["prompts"]
+    assert told["num_attempts"] > 1 or told["stalls"][0]["cause"] == "local_prefill", told
     wait_idle(split.client)
     after = scrape(split.client)
     assert rise(before, after, telemetry.KV_TRANSFER_BYTES) == 0

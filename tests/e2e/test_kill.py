@@ -76,6 +76,9 @@ def test_a_stream_goes_on_with_the_same_tokens_when_its_decode_worker_is_killed(
         watched = read_stream(system.client, body(PROMPT, NUM_TOKENS, settings), 10, kill_the_one_that_works)
         check(fleet, PROMPT, watched.answer, NUM_TOKENS, settings, "decode killed")
         if rise(before, scrape(system.client), telemetry.RETRIES) >= 1:
+            assert watched.answer.usage is not None
+            (told,) = watched.answer.usage["baton"]["prompts"]
+            assert "resume" in {stall["cause"] for stall in told["stalls"]}, told
             return
     pytest.fail("no kill has hit the stream")
 

@@ -13,7 +13,7 @@ import pytest
 from core import telemetry
 from core.errors import StaleEpoch, Unauthenticated
 from core.peer_security import PeerSecurity, new_cluster_token
-from tests.e2e import on_ray, profiles, prompts, sockets, strangers
+from tests.e2e import explained, on_ray, profiles, prompts, sockets, strangers
 from tests.e2e.checks import survives
 from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fixtures import Report
@@ -72,6 +72,21 @@ def test_a_worker_answers_nobody_without_the_token(system: System, role: str) ->
 
 def test_the_token_stands_nowhere(system: System) -> None:
     assert strangers.places_with(TOKEN.secret, system) == []
+
+
+def test_the_parts_of_the_time_to_first_token_are_what_the_client_has_waited(
+    fleet: Fleet, client: Client
+) -> None:
+    wait_idle(client)
+    found = [
+        explained.ask(client, prompts.random_ids(fleet.models.bundled, length, seed=9300 + length))
+        for length in (20, 200, 400, 600)
+    ]
+    for one in found:
+        one.check()
+        assert one.told["plan"] == "remote"
+    # beside other work of the machine one of them may have been late
+    assert sum(one.is_close for one in found) >= len(found) - 1, [one.outside_ms for one in found]
 
 
 def received(system: System) -> int:
