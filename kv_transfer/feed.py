@@ -23,7 +23,7 @@ from core.worker_status import BlockEvent, WorkerStatus
 from kv_transfer.block_parts import BlockParts
 from kv_transfer.watcher import Watcher
 
-MAX_BATCH = 1024
+MAX_BATCH = 512
 """Events in one message, and about as many blocks in one page."""
 
 _MAX_PENDING_EVENTS = 65_536
@@ -107,26 +107,7 @@ class Feed:
         """The set as it is now, of the parts that `job` asks for: as many of them as make about `MAX_BATCH`
         blocks, one at least.
         """
-        blocks, num_told = self._blocks, 0
-        changed: list[int] = []
-        part = job.first_part
-        while part < job.end_part and (num_told == 0 or num_told + blocks.size_of(part) <= MAX_BATCH):
-            position = part - job.first_part
-            known = job.known[position] if position < len(job.known) else None
-            if known != blocks.digest_of(part):
-                changed.append(part)
-                num_told += blocks.size_of(part)
-            part += 1
-        told = [block for each in changed for block in blocks.blocks_of(each)]
-        return BlockPage(
-            epoch=self._epoch,
-            number=self._number,
-            first_part=job.first_part,
-            end_part=part,
-            changed=tuple(changed),
-            hashes=tuple(block_hash for block_hash, _ in told),
-            tiers=tuple(tier for _, tier in told) if any(tier for _, tier in told) else (),
-        )
+        return page_of(self._blocks, self._epoch, self._number, job)
 
     async def subscribe(self) -> AsyncGenerator[WatchEvent, None]:
         """The digest, with the last status if there is one, then events and statuses as they come.
@@ -183,3 +164,27 @@ class Feed:
     def _tell(self, event: WatchEvent, told_at: float = 0.0) -> None:
         for watcher in list(self._watchers):
             watcher.put(event, told_at)
+
+
+def page_of(blocks: BlockParts, epoch: Epoch, number: int, job: SnapshotJob) -> BlockPage:
+    """The page that answers `job`, of a set that holds all events up to `number`."""
+    num_told = 0
+    changed: list[int] = []
+    part = job.first_part
+    while part < job.end_part and (num_told == 0 or num_told + blocks.size_of(part) <= MAX_BATCH):
+        position = part - job.first_part
+        known = job.known[position] if position < len(job.known) else None
+        if known != blocks.digest_of(part):
+            changed.append(part)
+            num_told += blocks.size_of(part)
+        part += 1
+    told = [block for each in changed for block in blocks.blocks_of(each)]
+    return BlockPage(
+        epoch=epoch,
+        number=number,
+        first_part=job.first_part,
+        end_part=part,
+        changed=tuple(changed),
+        hashes=tuple(block_hash for block_hash, _ in told),
+        tiers=tuple(tier for _, tier in told) if any(tier for _, tier in told) else (),
+    )

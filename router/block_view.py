@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from core.block_hash import NUM_PARTS, BlockHash, digest_part, part_of
@@ -26,7 +27,7 @@ from router.repair_pass import RepairPass
 
 _STALE_TRUST = 0.5
 _HALF_LIFE_S = 10.0
-_PIECE = 2048
+_PIECE = 1024
 _MANY_LATE = 3
 
 
@@ -36,6 +37,15 @@ class Doubt(StrEnum):
     JOINED = "joined"
     GAP = "gap"
     DIGEST = "digest"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What all views of an index, past ones too, have counted together."""
+
+    num_repairs: dict[Doubt, int] = field(default_factory=lambda: dict.fromkeys(Doubt, 0))
+    num_mismatches: int = 0
+    num_ignored: int = 0
 
 
 class BlockView:
@@ -52,6 +62,7 @@ class BlockView:
         holders: Holders,
         predictions: Predictions,
         clock: Clock,
+        tally: Tally,
     ) -> None:
         self.worker_id = worker_id
         self.epoch = epoch
@@ -60,20 +71,21 @@ class BlockView:
         self.lower: dict[BlockHash, BlockTier] = {}
         """The blocks that are not on the device."""
         self.doubt: Doubt | None = Doubt.JOINED
-        self.num_repairs: dict[Doubt, int] = dict.fromkeys(Doubt, 0)
-        self.num_ignored = 0
+        self.lag_s = 0.0
+        """How long the last events had waited at the worker."""
         self.drift = 0
         """By how many blocks the worker's count and ours differed when the digest last did not fit."""
         self._max_blocks = max_blocks
         self._holders = holders
         self._predictions = predictions
         self._clock = clock
+        self._tally = tally
         self._doubted_at = clock.now()
         self._number = 0
         self._xor = 0
         self._digests = array("Q", bytes(8 * NUM_PARTS))
         self._is_joining = True
-        self._num_late = 0  # digests in a row that were of before the last event
+        self._num_late = 0  # digests or pages in a row that were of before the last event
         self._covered = 0  # each event up to here is in the view, whether it came or not
         self._settled = 0  # parts may be ahead of the events up to here
         self._ahead: array[int] | None = None  # part → number up to which events are in it already
@@ -106,14 +118,15 @@ class BlockView:
 
     def take_events(self, event: WatchEvent) -> None:
         """Apply what is new of the events."""
+        self.lag_s = event.age_s
         if event.number <= self._number:
-            self.num_ignored += len(event.events)
+            self._tally.num_ignored += len(event.events)
             return
         first = event.number - len(event.events) + 1
         if first > self._number + 1:
             self._miss(first - 1)
         skipped = max(0, self._number + 1 - first)
-        self.num_ignored += skipped
+        self._tally.num_ignored += skipped
         for number, change in enumerate(event.events[skipped:], first + skipped):
             self._change(number, change)
         self._number = event.number
@@ -139,6 +152,7 @@ class BlockView:
             return
         if self.doubt is None:
             self.drift = abs(digest[0] - self.num_blocks)
+            self._tally.num_mismatches += 1
         self._begin_doubt(Doubt.DIGEST)
 
     def _miss(self, number: int) -> None:
@@ -193,7 +207,7 @@ class BlockView:
             return None
         if self._pass is None:
             self._pass = RepairPass(self._number)
-            self.num_repairs[self.doubt] += 1
+            self._tally.num_repairs[self.doubt] += 1
         return self._pass.ask(self._digests.tolist() if self.num_blocks else [])
 
     def fill(self, job: SnapshotJob, page: BlockPage) -> Iterator[None]:
@@ -204,7 +218,12 @@ class BlockView:
         if repair is None or repair.job is not job or page.epoch != self.epoch:
             return
         if not repair.arrived(page.number):
+            self._num_late += 1
+            if self._num_late >= _MANY_LATE:
+                # what we ask for now cannot be older than what we have: its numbers have begun again
+                self._count_anew(page.number)
             return
+        self._num_late = 0
         num_restarts, num_seen = repair.num_restarts, 0
         changed: dict[int, dict[BlockHash, BlockTier]] = {part: {} for part in page.changed}
         for position, block_hash in enumerate(page.hashes):
@@ -277,7 +296,7 @@ class BlockView:
     # ------------------------------------------------------------ blocks
 
     def close(self) -> None:
-        """The worker is gone."""
+        """The worker is gone. Takes no time: what it held is cleared away in the background."""
         self._predictions.drop(self.bit)
         self._holders.give_up(self.bit)
 

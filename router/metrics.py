@@ -18,6 +18,7 @@ from core import telemetry
 from core.errors import AdmissionError, Cancelled, RequestError, ServingError
 from core.telemetry import TTFTPart
 from router.decision import Plan
+from router.index_metrics import IndexCollector
 from router.stamps import Stall
 from router.worker_table import WorkerTable
 
@@ -193,8 +194,9 @@ class RouterMetrics:
         self._running.labels("running").set(num_running)
 
     def watch_table(self, table: WorkerTable) -> None:
-        """Export how many workers there are, by role and state."""
+        """Export how many workers there are, by role and state, and what is known of their blocks."""
         self.registry.register(_WorkersCollector(table))
+        self.registry.register(IndexCollector(table.index, table.repairs))
 
     def exposition(self) -> bytes:
         """The router's own series in Prometheus' text format."""

@@ -35,6 +35,7 @@ class Predictions:
         self._num_blocks = 0
         self._sources: dict[BlockHash, tuple[Prediction, ...]] = {}
         self._by_bit: dict[int, set[Prediction]] = {}
+        self._dropped: list[Prediction] = []
         self._by_until: list[tuple[float, int, Prediction]] = []
         self._order = count()
 
@@ -67,10 +68,11 @@ class Predictions:
             return
         prediction.is_open = False
         self._num_blocks -= len(prediction.hashes)
-        siblings = self._by_bit[prediction.bit]
-        siblings.discard(prediction)
-        if not siblings:
-            del self._by_bit[prediction.bit]
+        siblings = self._by_bit.get(prediction.bit)
+        if siblings is not None:
+            siblings.discard(prediction)
+            if not siblings:
+                del self._by_bit[prediction.bit]
         for block_hash in prediction.hashes:
             sources = self._sources.get(block_hash, ())
             self._put(block_hash, tuple(source for source in sources if source is not prediction))
@@ -82,9 +84,17 @@ class Predictions:
             self._put(block_hash, tuple(source for source in sources if source.bit != bit))
 
     def drop(self, bit: int) -> None:
-        """The view is gone."""
-        for prediction in list(self._by_bit.get(bit, ())):
+        """The view is gone; `clear` takes its predictions back, before the bit may be used again."""
+        self._dropped += self._by_bit.pop(bit, ())
+
+    def clear(self, max_blocks: int) -> bool:
+        """Go on with what was dropped, for about so many blocks; whether any is left."""
+        num_seen = 0
+        while self._dropped and num_seen < max_blocks:
+            prediction = self._dropped.pop()
+            num_seen += len(prediction.hashes)
             self.withdraw(prediction)
+        return bool(self._dropped)
 
     def expire(self, now: float) -> None:
         """Give up those whose time is over."""

@@ -18,12 +18,12 @@ from core.block_hash import BlockHash
 from core.clock import Clock, MonotonicClock
 from core.ids import Epoch, WorkerId
 from core.jobs import BlockPage, SnapshotJob, WatchEvent
-from router.block_view import BlockView
+from router.block_view import BlockView, Tally
 from router.holders import Holders, walk
 from router.predictions import Prediction, Predictions
 
 _MAX_BLOCKS = 1 << 24
-_CLEAR_PIECE = 4096
+_CLEAR_PIECE = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class PrefixIndex:
     """Hash → workers."""
 
     def __init__(self, clock: Clock | None = None) -> None:
+        self.tally = Tally()
         self._clock = clock or MonotonicClock()
         self._holders = Holders()
         self._predictions = Predictions()
@@ -108,7 +109,7 @@ class PrefixIndex:
             return
         self.forget(worker_id)
         self._views[worker_id] = BlockView(
-            worker_id, epoch, max_blocks, self._holders, self._predictions, self._clock
+            worker_id, epoch, max_blocks, self._holders, self._predictions, self._clock, self.tally
         )
 
     def cut(self, worker_id: WorkerId) -> None:
@@ -129,6 +130,7 @@ class PrefixIndex:
         """
         view = self._views.get(worker_id)
         if view is None or view.epoch != event.epoch:
+            self.tally.num_ignored += len(event.events)
             return
         if event.events:
             view.take_events(event)
@@ -154,7 +156,8 @@ class PrefixIndex:
 
     def clear_some(self) -> bool:
         """Go on with clearing away what workers that are gone held; whether there is more."""
-        return self._holders.clear(_CLEAR_PIECE)
+        # first what is predicted under their bits, which are not given out again before the second
+        return self._predictions.clear(_CLEAR_PIECE) or self._holders.clear(_CLEAR_PIECE)
 
     # ------------------------------------------------------------ predicting
 
