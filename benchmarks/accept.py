@@ -32,6 +32,7 @@ POINTS = {
     "test_kill": "g",
     "test_command": "a",
     "test_stop": "a",
+    "test_simulation": "h",
 }
 """Which promise a module shows, by words of its path."""
 
