@@ -10,6 +10,10 @@ before: 2.0 is linear.
 Contexts are spread over the places in a block, so that each step as many sequences cross a block's border as
 in a long run. `--clock cpu` shows the step thread's processor time, which other work on the machine does not
 stretch.
+
+`--device-ms` lets each step end so much after its start, or after the end of the one before, as on a device
+that works by itself; the last column is then the time from one step's tokens to the next, all of them handed
+to their listeners. `--overlap on` starts each step before the one before is read.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from operator import add
 from typing import cast
 
 import torch
@@ -37,6 +42,7 @@ from decode_worker.step_tokens import StepTokens
 from decode_worker.stream import Delivery
 from decode_worker.streams import Streams
 from engine.config import EngineConfig
+from engine.executor import Pending
 from engine.loaded_model import LoadedModel
 from engine.metrics import EngineMetrics
 from engine.model.config import ModelConfig
@@ -44,7 +50,9 @@ from engine.model.source import resolve_model
 from engine.model.transformer import Transformer
 from engine.native.choice import choose_ops
 from engine.runner import ModelRunner
-from engine.sampling import Sampler
+from engine.running_step import RunningStep
+from engine.sampling import SampledColumns, Sampler
+from engine.step import StepLimits, StepPlan
 from kv_transfer.feed import Feed
 
 _VOCAB_SIZE = 16  # so few that the sampler's operators are calls and no work
@@ -68,12 +76,41 @@ class IdleDevice:
         return self._logits.repeat(len(hidden), 1)
 
 
-def make_runner(num_sequences: int, max_tokens: int, kernels: str) -> ModelRunner:
+class DeviceTime:
+    """Steps take `seconds`, one after the other, while the host goes on."""
+
+    def __init__(self, runner: ModelRunner, seconds: float) -> None:
+        self._start = runner.start
+        self._seconds = seconds
+        self._free_at = 0.0
+        runner.start = self.start  # type: ignore[method-assign]
+
+    def start(self, plan: StepPlan) -> RunningStep:
+        begins_at = max(time.perf_counter(), self._free_at)
+        running = self._start(plan)
+        self._free_at = begins_at + self._seconds
+        return replace(running, drawn=Arriving(running.drawn, self._free_at))
+
+
+@dataclass(frozen=True, slots=True)
+class Arriving:
+    """Tokens that are on the host from `at` on."""
+
+    drawn: Pending[SampledColumns]
+    at: float
+
+    def settled(self) -> SampledColumns:
+        time.sleep(max(0.0, self.at - time.perf_counter()))
+        return self.drawn.settled()
+
+
+def make_runner(num_sequences: int, max_tokens: int, options: argparse.Namespace) -> ModelRunner:
     """A runner whose device is idle, with room for all sequences to their end."""
     config = EngineConfig(
         num_kv_blocks=num_sequences * (max_tokens // 16 + 2),
         threads=1,
-        cpu_kernels=kernels,  # type: ignore[arg-type]
+        cpu_kernels=options.cpu_kernels,
+        overlap=options.overlap,
     )
     folder = resolve_model(config.model)
     real = ModelConfig.from_folder(folder)
@@ -81,8 +118,11 @@ def make_runner(num_sequences: int, max_tokens: int, kernels: str) -> ModelRunne
     model = replace(real, vocab_size=_VOCAB_SIZE, num_layers=1, head_dim=1, eos_token_ids=frozenset({2}))
     device = torch.device("cpu")
     transformer = cast(Transformer, IdleDevice())
-    runner = ModelRunner(LoadedModel(folder, model, transformer, real.max_context, device, ops), config)
+    loaded = LoadedModel(folder, model, transformer, real.max_context, device, ops)
+    runner = ModelRunner(loaded, config, StepLimits(max_sequences=num_sequences))
     runner._sampler = Sampler(tile_rows=num_sequences)  # as on a GPU: rows of a kind go together
+    if options.device_ms:
+        DeviceTime(runner, options.device_ms / 1e3)
     return runner
 
 
@@ -103,7 +143,7 @@ class Bench:
         )
         ref = WorkerRef(WorkerId("d"), Role.DECODE, new_epoch(), "")
         registry = CollectorRegistry()
-        runner = make_runner(num_sequences, max_tokens, options.cpu_kernels)
+        runner = make_runner(num_sequences, max_tokens, options)
         self.loop = DecodeLoop(
             runner,
             config,
@@ -113,6 +153,7 @@ class Bench:
             EngineMetrics(registry, ref.role, "idle"),
             TicketMetrics(registry),
         )
+        self.is_ahead = runner.is_overlapped
         self.feed = Feed(ref.epoch)
         runner.cache.allocator.on_events = self.feed.append
         self.streams = Streams(config, clock, lambda stream: None)
@@ -144,6 +185,8 @@ class Bench:
             self.loop.begin(job, stream, Deadline.after(_ANOTHER_S, self.clock))
         self.step()
         await self.fan_out()
+        if self.is_ahead:
+            assert self.loop.step()  # brings nothing: it stays one step ahead from here on
         assert self.loop.status().num_running == self.num_sequences
 
     async def _listen(self, job: GenerateJob) -> None:
@@ -188,7 +231,7 @@ class Bench:
 async def run(options: argparse.Namespace) -> None:
     clock = time.perf_counter if options.clock == "wall" else time.thread_time
     names = f"{'sequences':>9} {'p50 ms':>8} {'p95 ms':>8} {'µs/seq':>8} {'growth':>7}"
-    print(f"{names} | {'IO p50 ms':>9} {'µs/seq':>7}")
+    print(f"{names} | {'IO p50 ms':>9} {'µs/seq':>7}" + (" | interval ms" if options.device_ms else ""))
     before = 0.0
     for num_sequences in options.batches:
         bench = Bench(num_sequences, options.context, options.steps + options.warm_up, options)
@@ -205,7 +248,10 @@ async def run(options: argparse.Namespace) -> None:
         host = (
             f"{num_sequences:9} {1e3 * p50:8.3f} {1e3 * p95:8.3f} {1e6 * p50 / num_sequences:8.2f} {growth}"
         )
-        print(f"{host} | {1e3 * fan:9.3f} {1e6 * fan / num_sequences:7.2f}", flush=True)
+        line = f"{host} | {1e3 * fan:9.3f} {1e6 * fan / num_sequences:7.2f}"
+        if options.device_ms:
+            line += f" | {1e3 * statistics.median(map(add, steps, fans)):11.3f}"
+        print(line, flush=True)
         before = p50
 
 
@@ -217,6 +263,8 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=20)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--cpu-kernels", default="auto", choices=["auto", "torch", "native"])
+    parser.add_argument("--overlap", default="off", choices=["on", "off"])
+    parser.add_argument("--device-ms", type=float, default=0.0, help="0: the device takes no time")
     parser.add_argument("--clock", default="wall", choices=["wall", "cpu"])
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -18,9 +18,11 @@ _NUM_STEPS = 60
 
 
 @asynccontextmanager
-async def streaming(num_sequences: int, temperature: float = 0.0) -> AsyncIterator[Bench]:
+async def streaming(
+    num_sequences: int, temperature: float = 0.0, overlap: str = "off"
+) -> AsyncIterator[Bench]:
     """A bench whose streams have run for some steps."""
-    options = argparse.Namespace(temperature=temperature, cpu_kernels="auto")
+    options = argparse.Namespace(temperature=temperature, cpu_kernels="auto", overlap=overlap, device_ms=0.0)
     bench = Bench(num_sequences, _CONTEXT, _NUM_STEPS, options)
     await bench.start()
     try:
@@ -46,10 +48,10 @@ def calls_of(action: Callable[[], None]) -> Counter[CodeType]:
     return calls
 
 
-async def calls_of_a_step(num_sequences: int, temperature: float) -> Counter[CodeType]:
-    """Mean over 16 steps, in which each stream enters one block and fills one."""
+async def calls_of_a_step(num_sequences: int, temperature: float, overlap: str) -> Counter[CodeType]:
+    """Sum over 16 steps, in which each stream enters one block and fills one."""
     total: Counter[CodeType] = Counter()
-    async with streaming(num_sequences, temperature) as bench:
+    async with streaming(num_sequences, temperature, overlap) as bench:
         for _ in range(16):
             total += calls_of(bench.step)
             await bench.fan_out()
@@ -57,8 +59,8 @@ async def calls_of_a_step(num_sequences: int, temperature: float) -> Counter[Cod
 
 
 async def test_no_function_is_called_for_each_stream_but_where_it_enters_or_fills_a_block() -> None:
-    for temperature in (0.0, 1.0):
-        few, many = await calls_of_a_step(16, temperature), await calls_of_a_step(128, temperature)
+    for temperature, overlap in ((0.0, "off"), (1.0, "off"), (0.0, "on")):
+        few, many = [await calls_of_a_step(num, temperature, overlap) for num in (16, 128)]
         for code, num_calls in many.items():
             # once in 16 steps, a stream enters a block and another becomes full
             grown = num_calls - few[code]

@@ -49,11 +49,11 @@ class Heard:
 class SimulatedPool(KVPool):
     """Copies are made where the content is."""
 
-    device: SimulatedDevice
+    content: SimulatedDevice
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         for source, target in pairs:
-            self.device.copy(source, target)
+            self.content.copy(source, target)
 
 
 class Room:
@@ -61,7 +61,7 @@ class Room:
         self.clock = FakeClock()
         self.device = SimulatedDevice(LAYOUT, self.clock, is_overlapped)
         pool = SimulatedPool(LAYOUT, num_blocks)
-        pool.device = self.device
+        pool.content = self.device
         self.cache = KVCache(pool, BlockAllocator(num_blocks))
         config = DecodeConfig(
             max_num_seqs=max_num_seqs, token_budget=16, prefill_chunk=6, watermark=0.0, max_waiting=100
