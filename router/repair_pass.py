@@ -51,7 +51,8 @@ class RepairPass:
         """What to ask for next; `known`: digests of all parts of the view, empty if it holds nothing."""
         if self._next_part < NUM_PARTS:
             first = self._next_part
-            self.job = SnapshotJob(first, NUM_PARTS, tuple(known[first : first + _MAX_KNOWN]))
+            end = min(NUM_PARTS, first + _MAX_KNOWN) if known else NUM_PARTS
+            self.job = SnapshotJob(first, end, tuple(known[first:end]))
         else:
             # whole, whatever is known: so it cannot change on its way
             first = min(self._again)

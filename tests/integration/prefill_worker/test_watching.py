@@ -34,6 +34,27 @@ async def test_watching_shows_the_cached_blocks_and_the_load(make_site: MakeSite
     assert site.worker.announcement().layout == site.runner.layout
 
 
+async def test_a_job_is_in_the_load_from_its_arrival_also_while_a_step_takes_long(
+    make_site: MakeSite,
+) -> None:
+    site = await make_site(status_period_s=0.05)
+    site.gate.hold()
+    first = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(40))))
+    await site.gate.reached()
+    events = site.worker.watch()
+    told = (await anext(events)).status
+    assert told is not None
+    second = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(50, seed=1), request_id="other")))
+    async with asyncio.timeout(5):
+        while told.num_waiting_tokens < 50:
+            told = (await anext(events)).status or told
+    assert site.gate.num_steps == 0, "the step thread has said nothing"
+    site.gate.release()
+    await asyncio.gather(first, second)
+    await events.aclose()
+    await site.settle()
+
+
 async def test_health_ends_with_the_step_thread_or_with_progress(make_site: MakeSite) -> None:
     clock = FakeClock()
     site = await make_site(clock=clock, stall_s=5.0)
