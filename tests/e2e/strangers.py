@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import grpc
 import psutil
 
 from cluster.run_directory import read_note, run_directories
@@ -22,6 +23,11 @@ from tests.e2e.harness import System
 
 CALL_S = 5.0
 _TOKENS = (1, 2, 3)
+_METHODS = (
+    "/baton.inference.Worker/Cancel",
+    "/ray.serve.ASGIService/HandleRequest",
+    "/ray.rpc.CoreWorkerService/PushTask",
+)
 
 
 def answers(process: psutil.Process, security: PeerSecurity) -> list[type[BaseException]]:
@@ -40,6 +46,26 @@ async def _ask(port: int, security: PeerSecurity) -> type[BaseException]:
     finally:
         await client.close()
     raise AssertionError(f"a stranger was answered on port {port}")
+
+
+def refusals(process: psutil.Process) -> dict[int, set[str]]:
+    """By port on which the process listens: the statuses with which calls of ours, of Serve's and of Ray's
+    services end there without any token. A port that does not speak gRPC has UNAVAILABLE.
+    """
+    return {port: _refusals(port) for port in sorted(sockets.listening_ports(process.pid))}
+
+
+def _refusals(port: int) -> set[str]:
+    found: set[str] = set()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        for method in _METHODS:
+            try:
+                channel.unary_unary(method)(b"", timeout=CALL_S)
+            except grpc.RpcError as error:
+                found.add(error.code().name)
+            else:
+                found.add("OK")
+    return found
 
 
 def places_with(secret: str, system: System) -> list[str]:

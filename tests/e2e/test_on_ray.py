@@ -70,6 +70,19 @@ def test_a_worker_answers_nobody_without_the_token(system: System, role: str) ->
         assert strangers.answers(process, PeerSecurity(TOKEN)).count(StaleEpoch) == 1
 
 
+@pytest.mark.parametrize("role", ["prefill", "decode", "router"])
+def test_no_port_of_a_replica_does_anything_without_a_token(system: System, role: str) -> None:
+    """Ours, and those that Serve and Ray open on all interfaces."""
+    for process in on_ray.workers(system, role):
+        by_port = strangers.refusals(process)
+        assert len(by_port) >= 3, by_port
+        for statuses in by_port.values():
+            is_http = statuses == {"UNAVAILABLE"}
+            assert is_http or "UNAUTHENTICATED" in statuses, by_port
+            assert "OK" not in statuses, by_port
+        assert sum(statuses == {"UNAVAILABLE"} for statuses in by_port.values()) == (role == "router")
+
+
 def test_the_token_stands_nowhere(system: System) -> None:
     assert strangers.places_with(TOKEN.secret, system) == []
 
