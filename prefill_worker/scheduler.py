@@ -16,6 +16,7 @@ from engine.step import ScheduledSequence, StepPlan
 from prefill_worker.config import PrefillConfig
 from prefill_worker.prompt import Prompt
 from prefill_worker.queue_order import QueueOrder, aged_shortest
+from prefill_worker.taper import num_tapered_tokens
 
 _MIN_RETRY_S, _MAX_RETRY_S = 1.0, 60.0
 
@@ -88,7 +89,10 @@ class PrefillScheduler:
         started: list[Prompt] = []
 
         def schedule(prompt: Prompt) -> int:
-            num_tokens = min(budget, prompt.sequence.num_uncomputed_tokens)
+            num_tokens = prompt.sequence.num_uncomputed_tokens
+            if prompt.is_handed_over:
+                num_tokens = num_tapered_tokens(num_tokens, self._config.token_budget)
+            num_tokens = min(budget, num_tokens)
             scheduled.append(
                 ScheduledSequence(prompt.sequence, num_tokens, prompt.is_sampled, prompt.sample_indices)
             )
