@@ -87,7 +87,7 @@ class DecodeWorker:
             EngineMetrics(self.registry, ref.role, config.model),
             TicketMetrics(self.registry),
         )
-        self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick)
+        self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick, pause_s=runner.pause_s)
 
     # ------------------------------------------------------------ life
 

@@ -23,7 +23,8 @@ class EngineConfig:
     largest step (workers that share a GPU each need a share of their own). `max_context` caps prompt and
     output of a sequence; 0 means what the model was made for, and a longer one than that is refused.
     `threads` for arithmetic; 0 means one per usable core, shared with the other workers of this host that
-    compute at the same time.
+    compute at the same time. `decode_stretch`: while one of those reads prompts, steps that only decode begin
+    that many times as far apart as they take alone, and leave it the cores in between; 1: they never wait.
 
     `cpu_kernels`: `native` operators, compiled at the first start, keep weights in the checkpoint's own
     precision and are several times as fast as `torch`; `auto` takes them where there is a compiler and a
@@ -48,6 +49,7 @@ class EngineConfig:
     overlap: Literal["auto", "on", "off"] = "auto"
     max_context: int = 0
     threads: int = 0
+    decode_stretch: float = 1.6
     enable_prefix_cache: bool = True
     cpu_kernels: Literal["auto", "native", "torch", "triton"] = "auto"
 
@@ -58,6 +60,8 @@ class EngineConfig:
             raise ValueError("num_kv_blocks or kv_cache_bytes must be given")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError("gpu_memory_utilization must be above 0 and at most 1")
+        if not self.decode_stretch >= 1.0:
+            raise ValueError("decode_stretch must be at least 1")
         for name in ("num_kv_blocks", "max_context", "threads"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")

@@ -2,13 +2,16 @@
 
 Two workers that both take all cores make each other wait at every barrier of every operator: a decode step
 beside a prefill then takes many times as long as on half of the cores. So each worker says in a small mapped
-file whether it computes at present, and at its next step takes its part of the cores. Owns that file, which
-is removed with its worker; a killed worker's is removed by whoever finds it. Used on the step thread.
+file whether it computes at present, and takes its part of the cores: at its next step, or, with operators
+that can (`Division`), at once. A step that only decodes leaves more than its half to one that reads prompts:
+it begins later (`Pace`). Owns that file, which is removed with its worker; a killed worker's is removed by
+whoever finds it. Used on the step thread.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import math
 import mmap
@@ -16,14 +19,35 @@ import os
 import tempfile
 import time
 import weakref
+from bisect import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-_SIZE = 16  # two words: whether a step runs, and when the last one ended (CLOCK_MONOTONIC, nanoseconds)
+import numpy as np
+
+from engine.pace import Pace
+from engine.step_costs import StepWork
+
+_SIZE = 16  # two words: which step runs, if any, and when the last one ended (CLOCK_MONOTONIC, nanoseconds)
 _IS_STEPPING, _ENDED_AT = 0, 1
+_DECODES, _READS = 1, 2  # what the first word says of a step
 _LINGER_NS = 20_000_000  # the gap between two steps of a busy worker is shorter
 _LOOK_PERIOD_NS = 200_000_000  # how often the folder is read for workers that came or went
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """The cores that are divided, and the words in which the other workers say whether they compute.
+
+    `addresses` of those words, in the order of the workers' names, of which `rank` come before this one's;
+    valid until the worker's next step.
+    """
+
+    num_cores: int
+    rank: int
+    addresses: ctypes.Array[ctypes.c_void_p]
 
 
 class CoreShare:
@@ -32,19 +56,24 @@ class CoreShare:
     Raises OSError if the folder cannot be used, or is not this user's alone.
     """
 
-    def __init__(self, num_cores: int, folder: Path | None = None) -> None:
+    def __init__(self, num_cores: int, folder: Path | None = None, stretch: float = 1.0) -> None:
+        """`stretch`: see Pace."""
         self._num_cores = num_cores
+        self._pace = Pace(stretch)
         self._folder = folder or Path(tempfile.gettempdir()) / f"baton-cores-{os.getuid()}"
         self._others: dict[str, memoryview] = {}
         self._looked_at = -_LOOK_PERIOD_NS
+        self._doing = _READS
         self.was_beside: bool | None = False
         """Whether another worker computed while the last step ran; None: for a part of it only."""
         self._join()
+        self._division = self._divide()
 
     @contextmanager
-    def step(self) -> Iterator[int]:
+    def step(self, work: StepWork) -> Iterator[int]:
         """While the body runs this worker counts as computing; gives the number of threads to use."""
-        self._own[_IS_STEPPING] = 1
+        self._doing = _READS if work.num_prefill_tokens else _DECODES
+        self._own[_IS_STEPPING] = self._doing
         began_at = time.monotonic_ns()
         num_threads = self._num_threads(began_at)
         was_busy = bool(self._busy(began_at))
@@ -55,6 +84,18 @@ class CoreShare:
             self._own[_ENDED_AT] = ended_at
             self._own[_IS_STEPPING] = 0
             self.was_beside = self._was_beside(was_busy, began_at, ended_at)
+            self._pace.observe(work, began_at / 1e9, ended_at / 1e9, self.was_beside)
+
+    def pause_s(self) -> float:
+        """How long the next step should wait, since another worker of the host reads prompts."""
+        if all(words[_IS_STEPPING] != _READS for words in self._others.values()):
+            return 0.0
+        return self._pace.pause_s(time.monotonic_ns() / 1e9)
+
+    @property
+    def division(self) -> Division:
+        """How the cores are divided in the step that runs."""
+        return self._division
 
     def close(self) -> None:
         """Leave. Safe to call twice; also happens when this object or the process ends."""
@@ -101,7 +142,7 @@ class CoreShare:
         if self._close.alive and not self._path.exists():
             self._close()
             self._join()
-            self._own[_IS_STEPPING] = 1
+            self._own[_IS_STEPPING] = self._doing
         found = {}
         for entry in os.scandir(self._folder):
             if entry.name == self._path.name:
@@ -116,6 +157,13 @@ class CoreShare:
                 finally:
                     os.close(descriptor)
         self._others = found
+        self._division = self._divide()
+
+    def _divide(self) -> Division:
+        names = sorted(self._others)
+        addresses = [np.frombuffer(self._others[name], np.uint64).ctypes.data for name in names]
+        array = (ctypes.c_void_p * len(names))(*addresses)
+        return Division(self._num_cores, bisect(names, self._path.name), array)
 
 
 def usable_cores() -> int:

@@ -8,7 +8,6 @@ share one LoadedModel.
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -44,6 +43,7 @@ from engine.sampling import (
 from engine.sampling.sampled import no_tokens
 from engine.sequence import new_sequence
 from engine.step import ScheduledSequence, StepLimits, StepOutput, StepPlan
+from engine.step_costs import StepWork
 from engine.token_feed import TokenFeed
 
 # The head is applied to at most this many rows of prompt log-probabilities at a time: with a vocabulary of
@@ -78,6 +78,7 @@ class ModelRunner:
         self.cache = KVCache(pool, BlockAllocator(pool.num_blocks), config.enable_prefix_cache)
         self._executor, self._sampler = _engine_parts(loaded, config, pool, limits)
         self._cores = _core_share(config, loaded)
+        self._ops = loaded.ops
         self.is_overlapped = config.is_overlapped
         """Whether a worker that decodes starts a step before it has read the one before."""
         self.num_shared_cores = usable_cores() if loaded.device.type == "cpu" and not config.threads else 0
@@ -105,18 +106,22 @@ class ModelRunner:
         whose last token is UNKNOWN_TOKEN: the one that the last started step samples for them. Their logits
         must not be penalized, since penalties are computed from the tokens that the host knows.
         """
-        with self._core_part() as num_threads:
-            if num_threads and num_threads != torch.get_num_threads():
-                torch.set_num_threads(num_threads)
+        if self._cores is None or self._ops is None:
             return self._start(plan)
+        with self._cores.step(_work(plan)) as num_threads:
+            if num_threads != torch.get_num_threads():
+                torch.set_num_threads(num_threads)
+            with self._ops.divided(self._cores.division):
+                return self._start(plan)
+
+    def pause_s(self) -> float:
+        """How long the next step should wait for another worker of the host: see `engine.pace`."""
+        return 0.0 if self._cores is None else self._cores.pause_s()
 
     @property
     def was_beside(self) -> bool | None:
         """Whether the last step shared the cores with another worker's; None: for a part of it only."""
         return False if self._cores is None else self._cores.was_beside
-
-    def _core_part(self) -> AbstractContextManager[int]:
-        return nullcontext(0) if self._cores is None else self._cores.step()
 
     @torch.inference_mode()
     def _start(self, plan: StepPlan) -> RunningStep:
@@ -219,6 +224,11 @@ class ModelRunner:
         return found
 
 
+def _work(plan: StepPlan) -> StepWork:
+    chunks = [item.num_scheduled_tokens for item in plan.chunks if item.num_scheduled_tokens > 1]
+    return StepWork(sum(chunks), len(plan) - len(chunks))
+
+
 def use_threads(num_threads: int) -> None:
     """Set torch's threads for the whole process; 0 means the cores this process may use.
 
@@ -234,7 +244,7 @@ def _core_share(config: EngineConfig, loaded: LoadedModel) -> CoreShare | None:
     if config.threads or loaded.ops is None:
         return None
     try:
-        return CoreShare(usable_cores())
+        return CoreShare(usable_cores(), stretch=config.decode_stretch)
     except OSError as error:
         _log.warning("the workers of this host do not share their cores: %s", error)
         return None

@@ -10,9 +10,10 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 _Command = Callable[[], None]
@@ -25,15 +26,22 @@ class StepThread:
 
     `step` must handle its own failures; an exception that escapes it is logged and the loop goes on, since
     one broken step must not take the worker down. `on_tick` runs before each step and at least every
-    `idle_tick_s` (expiry of tickets, deadlines).
+    `idle_tick_s` (expiry of tickets, deadlines). `pause_s`: how long a step waits for what others do;
+    commands run meanwhile.
     """
 
     def __init__(
-        self, name: str, step: Callable[[], bool], on_tick: Callable[[], None], idle_tick_s: float = 0.1
+        self,
+        name: str,
+        step: Callable[[], bool],
+        on_tick: Callable[[], None],
+        idle_tick_s: float = 0.1,
+        pause_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._step = step
         self._on_tick = on_tick
         self._idle_tick_s = idle_tick_s
+        self._pause_s = pause_s
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -83,6 +91,8 @@ class StepThread:
         has_work = False
         while not self._is_stopping:
             self._drain_commands(wait=not has_work)
+            if has_work:
+                self._pause()
             self._guard(self._on_tick)
             try:
                 has_work = self._step()
@@ -104,6 +114,15 @@ class StepThread:
         except queue.Empty:
             return
 
+    def _pause(self) -> None:
+        """Run the commands that come until the next step is due."""
+        until = time.monotonic() + self._pause_s()
+        while (left_s := until - time.monotonic()) > 0 and not self._is_stopping:
+            try:
+                self._guard(self._commands.get(timeout=left_s))
+            except queue.Empty:
+                return
+
     def _guard(self, command: _Command) -> None:
         try:
             command()
@@ -111,5 +130,15 @@ class StepThread:
             _log.exception("command on the step thread failed")
 
 
-NewSteps = Callable[[str, Callable[[], bool], Callable[[], None]], StepThread]
-"""How a worker makes its step thread: name, step, tick."""
+class NewSteps(Protocol):
+    """How a worker makes its step thread."""
+
+    def __call__(
+        self,
+        name: str,
+        step: Callable[[], bool],
+        on_tick: Callable[[], None],
+        /,
+        *,
+        pause_s: Callable[[], float] = ...,
+    ) -> StepThread: ...

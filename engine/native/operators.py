@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.cores import Division
 from engine.native.build import NativeUnavailable, build_library
 from engine.native.packing import PackedWeight
 from engine.native.plan import AttentionPlan
@@ -34,6 +37,7 @@ _SIGNATURES = {
     "baton_layers": "iP",
     "baton_rms_norm": "iiPPfPll",
     "baton_swiglu": "iiPPll",
+    "baton_divide": "lllP",
 }
 _TYPES = {"i": _INT, "l": _LONG, "f": _FLOAT, "P": _POINTER}
 
@@ -90,6 +94,18 @@ class NativeOps:
         self._layers = functions["baton_layers"]
         self._rms_norm = functions["baton_rms_norm"]
         self._swiglu = functions["baton_swiglu"]
+        self._divide = functions["baton_divide"]
+
+    @contextmanager
+    def divided(self, division: Division) -> Iterator[None]:
+        """While the body runs, this thread's operators use as many cores as the division leaves them at each
+        moment; else as many threads as torch has.
+        """
+        self._divide(division.num_cores, division.rank, len(division.addresses), division.addresses)
+        try:
+            yield
+        finally:
+            self._divide(0, 0, 0, None)
 
     def linear(
         self,

@@ -4,9 +4,14 @@
 // watches for the next loop for a moment before it sleeps, and the caller waits at the end only for helpers that
 // have joined: one that was asleep or has lost its core costs nothing, the others do its part. No helper runs
 // between steps. Each calling thread has a team of its own, made when it is first needed.
+//
+// Where the cores are divided with other workers of the host, a loop begins with as many threads as this
+// worker's part has at that moment, and helpers leave it, between two of its pieces, when another worker begins
+// to compute: a loop over a long prompt takes milliseconds, and whoever decodes beside it should not wait so long.
 
 #include <linux/futex.h>
 #include <signal.h>
+#include <stdint.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include <x86intrin.h>
@@ -19,8 +24,30 @@
 
 namespace {
 
+// How the cores are divided: each of the other workers says in a word of its own whether it computes.
+struct Division {
+  static constexpr long MAX_OTHERS = 63;
+  long num_cores = 0;  // 0: they are not divided
+  long rank = 0;       // of this worker: how many of the others come before it
+  long num_others = 0;
+  const uint64_t* others[MAX_OTHERS];
+
+  long num_threads() const {
+    long num_busy = 0, num_before = 0;
+    for (long i = 0; i < num_others; i++) {
+      if (!__atomic_load_n(others[i], __ATOMIC_RELAXED)) continue;
+      num_busy++;
+      num_before += i < rank;
+    }
+    const long part = num_cores / (num_busy + 1) + (num_before < num_cores % (num_busy + 1));
+    return part > 1 ? part : 1;
+  }
+};
+
 class Team {
  public:
+  Division division;  // written by the calling thread between loops
+
   ~Team() {
     if (getpid() != pid_) {  // a forked child has no helpers, only their names
       new std::vector<std::thread>(std::move(helpers_));
@@ -31,9 +58,11 @@ class Team {
     for (std::thread& helper : helpers_) helper.join();
   }
 
-  // body(i) for each i below count, in any order, on the caller and up to threads - 1 helpers.
+  // body(i) for each i below count, in any order, on the caller and up to threads - 1 helpers; where the cores
+  // are divided, their number is what the division says.
   template <class Body>
   void each(long threads, long count, Body&& body) {
+    if (division.num_cores) threads = division.num_threads();
     if (threads <= 1 || count <= 1) {
       for (long i = 0; i < count; i++) body(i);
       return;
@@ -97,11 +126,28 @@ class Team {
       seen = bell_.load();
       if (is_ending_.load()) return;
       if (!join()) continue;
-      work();
-      state_.fetch_sub(1, std::memory_order_release);
+      if (!help_out()) state_.fetch_sub(1, std::memory_order_release);
       gone_.fetch_add(1);
       if (is_caller_asleep_.load()) wake(gone_);
     }
+  }
+
+  // Work as long as there is room beside other workers; whether it has left for want of that.
+  bool help_out() {
+    while (true) {
+      if (division.num_cores && leave_if_crowded(division.num_threads() - 1)) return true;
+      const long i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= count_) return false;
+      call_(body_, i);
+    }
+  }
+
+  bool leave_if_crowded(long max_helpers) {
+    uint32_t state = state_.load(std::memory_order_relaxed);
+    while (static_cast<long>(state & ~OPEN) > max_helpers)
+      if (state_.compare_exchange_weak(state, state - 1, std::memory_order_release, std::memory_order_relaxed))
+        return true;
+    return false;
   }
 
   // What run() wrote before it opened the loop is seen by who has joined, and stays until all have left.
@@ -154,3 +200,14 @@ inline Team& team() {
 }
 
 }  // namespace
+
+// The calling thread's loops take their part of `num_cores`, beside `num_others` workers in the order of their
+// names; 0 cores: they take what each is called with. The words must live until the next call.
+extern "C" inline __attribute__((used, visibility("default"))) void baton_divide(
+    long num_cores, long rank, long num_others, const uint64_t* const* others) {
+  Division& division = team().division;
+  division.num_cores = num_cores;
+  division.rank = rank;
+  division.num_others = num_others < Division::MAX_OTHERS ? num_others : Division::MAX_OTHERS;
+  for (long i = 0; i < division.num_others; i++) division.others[i] = others[i];
+}

@@ -97,7 +97,9 @@ class SiteMaker:
         ref = WorkerRef(WorkerId(name), role, Epoch(epoch), address)
         chance, runner = self._network.chance, chain_runner(self._num_blocks, self._faults)
 
-        def new_steps(title: str, step: Callable[[], bool], on_tick: Callable[[], None]) -> Any:
+        def new_steps(
+            title: str, step: Callable[[], bool], on_tick: Callable[[], None], **_: Callable[[], float]
+        ) -> Any:
             return LoopSteps(process, lambda: 0.001 + chance.random() * 0.02, step, on_tick)
 
         worker: AnyWorker

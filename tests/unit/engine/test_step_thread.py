@@ -121,3 +121,20 @@ def test_ticks_go_on_while_idle() -> None:
     thread.start()
     assert all(ticks.acquire(timeout=5) for _ in range(3))
     thread.stop()
+
+
+def test_commands_run_while_the_next_step_waits_for_others() -> None:
+    work, asked = Work(), threading.Event()
+
+    def pause_s() -> float:
+        asked.set()
+        return 3600.0
+
+    thread = StepThread("test-pause", work.step, on_tick=lambda: None, idle_tick_s=0.01, pause_s=pause_s)
+    thread.start()
+    thread.submit(lambda: work.add(2)).result(5)
+    assert asked.wait(5), "there is a step to be run, and it may have to wait"
+    assert thread.submit(lambda: work.steps).result(5) == 1
+    assert thread.submit(lambda: work.steps).result(5) == 1
+    thread.stop()
+    assert not thread.is_alive
