@@ -12,10 +12,11 @@ from __future__ import annotations
 import argparse
 import gc
 import random
+import resource
 import statistics
 import time
-import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 from core.block_hash import BlockHash
 from core.ids import Epoch, WorkerId
@@ -80,21 +81,22 @@ class Fleet:
             # each holds another length of the prompt, the last all of it
             share += self.prompt[: _PROMPT_BLOCKS * (position + 1) // num_workers]
         self.num_held = sum(map(len, shares))
-        self.apply_s: list[float] = []
+        told = [
+            (worker, [worker.summary(), *worker.store(share)])
+            for worker, share in zip(self.workers, shares, strict=True)
+        ]
         gc.collect()
-        tracemalloc.start()
-        for worker, share in zip(self.workers, shares, strict=True):
+        before = _resident_bytes()
+        for worker, events in told:
             self.index.join(worker.worker_id, _EPOCH)
-            for event in (worker.summary(), *worker.store(share)):
+            for event in events:
                 self.index.apply(worker.worker_id, event)
-        gc.collect()
-        sizes = tracemalloc.take_snapshot().filter_traces(
-            [tracemalloc.Filter(True, f"*/router/{name}.py") for name in ("holders", "block_view")]
-        )
-        tracemalloc.stop()
-        num_index_bytes = sum(trace.size for trace in sizes.traces)
-        # the names themselves come with the messages: 33 bytes and 16, rounded up to 64 by the allocator
-        self.bytes_per_block = num_index_bytes / num_blocks + 64
+        # a name comes with the messages, which are kept here: 49 bytes, rounded up by the allocator
+        self.bytes_per_block = (_resident_bytes() - before) / num_blocks + 64
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _names(num: int, chance: random.Random) -> list[BlockHash]:

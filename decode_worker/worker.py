@@ -154,7 +154,8 @@ class DecodeWorker:
         stream, is_new = self._streams.open(job)
         if is_new:
             num_tokens = job.request.num_prompt_tokens if job.ticket_id is None else 0
-            self._feed.arrived(num_tokens, len(job.samples))
+            num_blocks = self._runner.layout.num_blocks(num_tokens)
+            self._feed.arrived(num_tokens, len(job.samples), num_blocks)
             self._thread.post(partial(self._loop.begin, job, stream, deadline))
         try:
             async for event in stream.follow(job):

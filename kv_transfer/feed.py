@@ -90,18 +90,26 @@ class Feed:
 
     # ------------------------------------------------------------ on the loop
 
-    def arrived(self, num_tokens: int, num_seqs: int) -> None:
+    def arrived(self, num_tokens: int, num_seqs: int, num_blocks: int) -> None:
         """A job has come that no status counts yet: whoever watches hears of it now, not with the next
-        status. So each router knows what the others have placed, as soon as it is here.
+        status. So each router knows what the others have placed, as soon as it is here. `num_tokens` to be
+        read and `num_blocks` to be taken are counted as if nothing of the prompt were cached.
         """
-        if self._status is not None:
-            self._tell_status(
-                replace(
-                    self._status,
-                    num_waiting=self._status.num_waiting + num_seqs,
-                    num_waiting_tokens=self._status.num_waiting_tokens + num_tokens,
-                )
+        status = self._status
+        if status is None:
+            return
+        num_free = min(num_blocks, status.num_free_blocks)
+        num_evicted = min(num_blocks - num_free, status.num_cached_blocks)
+        self._tell_status(
+            replace(
+                status,
+                num_waiting=status.num_waiting + num_seqs,
+                num_waiting_tokens=status.num_waiting_tokens + num_tokens,
+                num_free_blocks=status.num_free_blocks - num_free,
+                num_cached_blocks=status.num_cached_blocks - num_evicted,
+                num_held_blocks=status.num_held_blocks + num_free + num_evicted,
             )
+        )
 
     def page(self, job: SnapshotJob) -> BlockPage:
         """The set as it is now, of the parts that `job` asks for: as many of them as make about `MAX_BATCH`

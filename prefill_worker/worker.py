@@ -156,7 +156,8 @@ class PrefillWorker:
         vocab_size = self._runner.model_config.vocab_size
         prompt = new_prompt(job, self._runner.max_context, vocab_size, self._clock.now())
         call = self._calls.open(prompt)
-        self._feed.arrived(job.request.num_prompt_tokens, len(job.samples))
+        num_tokens = job.request.num_prompt_tokens
+        self._feed.arrived(num_tokens, len(job.samples), self._runner.layout.num_blocks(num_tokens))
         try:
             async with asyncio.timeout(job.time_left_s):
                 await self._thread.call(partial(self._loop.admit, prompt))

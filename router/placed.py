@@ -18,6 +18,11 @@ from router.decision import Decision, Demand
 from router.metrics import RouterMetrics
 from router.speed_book import SpeedBook
 from router.worker_entry import Reservation, WorkerEntry
+from router.worker_table import WorkerTable
+
+# the events of what was read come before the answer or just behind it
+_EVENT_LAG_S = 2.0
+_LONGEST_READING_S = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +38,9 @@ class Host(Protocol):
 
     @property
     def metrics(self) -> RouterMetrics: ...
+
+    @property
+    def table(self) -> WorkerTable: ...
 
     def freed(self) -> None:
         """A request has left its workers."""
@@ -63,6 +71,13 @@ class Placed:
         self._is_closed = False
         self._held: list[tuple[WorkerEntry, Reservation]] = []
         reader = self._prefill or self._decode
+        assert reader is not None
+        self._index = host.table.index
+        self._prediction = self._index.predict(
+            reader.ref.worker_id,
+            names.get(reader.announcement.layout, ()),
+            self._placed_at + _LONGEST_READING_S,
+        )
         for entry in filter(None, workers):
             candidate = decision.prefill if entry is self._prefill else decision.decode
             assert candidate is not None
@@ -95,12 +110,15 @@ class Placed:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._read_at is None:
+            self._index.withdraw(self._prediction)
         for entry, reservation in self._held:
             entry.release(reservation)
         self._host.freed()
 
     def _read(self, now: float, num_cached: int) -> None:
         self._read_at = now
+        self._index.end_by(self._prediction, now + _EVENT_LAG_S)
         entry, reservation = self._held[0]
         if entry is self._prefill:
             entry.release(reservation)

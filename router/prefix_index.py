@@ -163,14 +163,16 @@ class PrefixIndex:
 
     def predict(self, worker_id: WorkerId, hashes: Sequence[BlockHash], until: float) -> Prediction | None:
         """Count the blocks `hashes` of a request, from its first on, as held by the worker it was sent to,
-        until they are, or are taken back (`withdraw`), or until then. None if the worker has no view.
+        until they are, or are taken back (`withdraw`), or until then. None if the worker has no view, or
+        holds them all.
         """
         view = self._views.get(worker_id)
         if view is None:
             return None
         self._predictions.expire(self._clock.now())
         num_held = walk(self._holders, {}, hashes).get(view.bit, 0)
-        return self._predictions.add(view.bit, tuple(islice(hashes, num_held, None)), until)
+        missing = tuple(islice(hashes, num_held, None))
+        return self._predictions.add(view.bit, missing, until) if missing else None
 
     def end_by(self, prediction: Prediction | None, until: float) -> None:
         """The request has been read: what it made will be told by then."""

@@ -120,7 +120,7 @@ class FedWorker:
         return self.pages[-1]
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
-        self.feed.arrived(job.request.num_prompt_tokens, len(job.samples))
+        self.feed.arrived(job.request.num_prompt_tokens, len(job.samples), 3)
         raise InvalidRequest("this worker only tells what it holds")
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:

@@ -147,16 +147,17 @@ async def test_a_watcher_of_a_worker_that_has_no_status_yet_gets_the_digest_alon
 @in_virtual_time
 async def test_a_job_that_has_come_is_in_the_load_at_once_until_a_status_counts_it() -> None:
     feed = started_feed()
-    feed.arrived(5, 1)  # before any status there is nothing to add to
+    feed.arrived(5, 1, 1)  # before any status there is nothing to add to
     feed.publish_status(status(1))
     watching = Watching(feed)
     await asyncio.sleep(0.1)
-    feed.arrived(100, 2)
-    feed.arrived(50, 1)
+    feed.arrived(100, 2, 7)
+    feed.arrived(50, 1, 4)
     await asyncio.sleep(0)
     told = watching.events[-1].status
     assert told is not None
     assert (told.num_waiting, told.num_waiting_tokens) == (4, 150)
+    assert (told.num_free_blocks, told.num_cached_blocks, told.num_held_blocks) == (0, 0, 10)
     feed.publish_status(status(2))
     await asyncio.sleep(0.1)
     assert watching.events[-1].status == status(2)
