@@ -156,7 +156,7 @@ def main() -> None:
     _report("match 512 unknown blocks", _times(lambda: index.match(cold), 1000))
     until = time.monotonic() + 600.0
     for _ in range(200):
-        index.predict(last.worker_id, _names(_PROMPT_BLOCKS, chance), until)
+        index.predict(last.worker_id, fleet.prompt[:256] + _names(256, chance), until)
     _report("match, 200 prompts predicted", _times(lambda: index.match(fleet.prompt), 1000))
 
     apply_s = []

@@ -296,9 +296,12 @@ class BlockView:
     # ------------------------------------------------------------ blocks
 
     def close(self) -> None:
-        """The worker is gone. Takes no time: what it held is cleared away in the background."""
+        """The worker is gone. What it held is cleared away in the background."""
         self._predictions.drop(self.bit)
         self._holders.give_up(self.bit)
+
+    def holds(self, block_hash: BlockHash) -> bool:
+        return self._holders.has(part_of(block_hash), block_hash, self.bit)
 
     def _apply(self, part: int, change: BlockEvent) -> None:
         assert change.block_hash is not None

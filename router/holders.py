@@ -93,17 +93,14 @@ class Holders:
         return mask
 
 
-def walk(holders: Holders, expected: dict[BlockHash, int], hashes: Sequence[BlockHash]) -> dict[int, int]:
-    """Bit → how many of `hashes`, from the first on, its view holds or is expected to hold, without a hole.
-    Bits with none are absent. `expected`: hash → mask.
+def walk(holders: Holders, hashes: Sequence[BlockHash]) -> dict[int, int]:
+    """Bit → how many of `hashes`, from the first on, its view holds without a hole. Bits with none are
+    absent.
     """
     lengths: dict[int, int] = {}
     parts, alive, length = holders.parts, holders.live, 0
     for block_hash in hashes:
-        mask = parts[block_hash[0] << 4 | block_hash[1] >> 4].get(block_hash, 0)
-        if expected:
-            mask |= expected.get(block_hash, 0)
-        still = mask & alive
+        still = parts[block_hash[0] << 4 | block_hash[1] >> 4].get(block_hash, 0) & alive
         if still != alive:
             if length:
                 _note(lengths, alive & ~still, length)

@@ -29,7 +29,7 @@ _CLEAR_PIECE = 2048
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """What a worker holds of a prompt. `num_blocks`: from the first on without a hole, expected ones
-    included; `num_certain`: up to the first one that is only expected; `num_lower`: how many of them are not
+    included; `num_certain`: those that it has told; `num_lower`: how many of them are not
     on the device. `confidence`: how far the worker's view is to be trusted, 0 to 1.
     """
 
@@ -55,8 +55,10 @@ class PrefixIndex:
         """Worker → how many of `hashes`, from the first on, it holds or will hold, without a hole; workers
         with none are absent.
         """
+        lengths = walk(self._holders, hashes)
         self._predictions.expire(self._clock.now())
-        lengths = walk(self._holders, self._predictions.masks, hashes)
+        for bit, expected in self._predictions.lengths(hashes).items():
+            lengths[bit] = max(expected, lengths.get(bit, 0))
         return {
             worker_id: length
             for worker_id, view in self._views.items()
@@ -66,11 +68,11 @@ class PrefixIndex:
     def overlaps(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, Overlap]:
         """`match` in detail."""
         found = self.match(hashes)
-        certain = walk(self._holders, {}, hashes) if self._predictions.masks else None
+        certain = walk(self._holders, hashes)
         return {
             worker_id: Overlap(
                 num_blocks=length,
-                num_certain=length if certain is None else certain.get(self._views[worker_id].bit, 0),
+                num_certain=certain.get(self._views[worker_id].bit, 0),
                 num_lower=_num_lower(self._views[worker_id], hashes, length),
                 confidence=self._views[worker_id].confidence,
             )
@@ -156,8 +158,7 @@ class PrefixIndex:
 
     def clear_some(self) -> bool:
         """Go on with clearing away what workers that are gone held; whether there is more."""
-        # first what is predicted under their bits, which are not given out again before the second
-        return self._predictions.clear(_CLEAR_PIECE) or self._holders.clear(_CLEAR_PIECE)
+        return self._holders.clear(_CLEAR_PIECE)
 
     # ------------------------------------------------------------ predicting
 
@@ -167,12 +168,10 @@ class PrefixIndex:
         holds them all.
         """
         view = self._views.get(worker_id)
-        if view is None:
+        if view is None or not hashes or view.holds(hashes[-1]):
             return None
         self._predictions.expire(self._clock.now())
-        num_held = walk(self._holders, {}, hashes).get(view.bit, 0)
-        missing = tuple(islice(hashes, num_held, None))
-        return self._predictions.add(view.bit, missing, until) if missing else None
+        return self._predictions.add(view.bit, hashes, until)
 
     def end_by(self, prediction: Prediction | None, until: float) -> None:
         """The request has been read: what it made will be told by then."""

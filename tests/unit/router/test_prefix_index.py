@@ -11,6 +11,7 @@ from core.ids import Epoch, WorkerId
 from core.jobs import BlockPage, WatchEvent
 from core.worker_status import BlockTier
 from router.block_view import Doubt
+from router.predictions import Predictions
 from router.prefix_index import Overlap, PrefixIndex
 from tests.doubles import FakeClock
 from tests.unit.router.told_worker import (
@@ -309,6 +310,33 @@ def test_what_a_request_will_leave_is_predicted_until_it_is_there(site: Site) ->
     site.index.withdraw(prediction)
     site.index.withdraw(prediction)
     assert site.index.match(CHAIN) == {"a": 3}, "what has come true stays"
+    site.index.predict(site.a.worker_id, CHAIN[:4], now + 30)
+    site.a.tell(stored(CHAIN[3]), removed(CHAIN[3]))
+    deliver(site.index, site.a)
+    assert site.index.match(CHAIN) == {"a": 3}, "its end was there: it is expected no more"
+    assert site.index.num_predictions == 0
+    assert site.index.predict(site.a.worker_id, CHAIN[:3], now + 30) is None, "it is there already"
+
+
+def test_a_prompt_that_begins_alike_finds_what_is_expected_of_the_common_beginning(site: Site) -> None:
+    until = site.clock.now() + 30
+    other = [*CHAIN[:3], *(block(4000 + number, number) for number in range(5))]
+    site.index.predict(site.a.worker_id, CHAIN[:2], until)
+    site.index.predict(site.a.worker_id, other, until)
+    site.index.predict(site.b.worker_id, CHAIN[:7], until)
+    assert site.index.match(CHAIN) == {"a": 3, "b": 7}
+    assert site.index.match(other) == {"a": 8, "b": 3}
+    assert site.index.match(CHAIN[1:]) == {}
+
+
+def test_what_is_expected_is_bounded_and_the_first_to_end_goes_first() -> None:
+    predictions = Predictions(max_blocks=10)
+    predictions.add(1, CHAIN[:4], 30.0)
+    predictions.add(2, CHAIN[:4], 20.0)
+    predictions.add(4, CHAIN[:4], 40.0)
+    assert predictions.lengths(CHAIN) == {1: 4, 4: 4}
+    predictions.drop(1)
+    assert predictions.lengths(CHAIN) == {4: 4}
 
 
 def test_a_prediction_ends_with_its_time(site: Site) -> None:
