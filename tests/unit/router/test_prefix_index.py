@@ -217,6 +217,42 @@ def test_a_page_that_is_ahead_of_the_events_is_not_undone_by_them(site: Site) ->
     assert site.index.confidence(site.a.worker_id) == 1.0
 
 
+def test_a_part_that_changed_while_its_page_was_on_the_way_is_fetched_once_more(site: Site) -> None:
+    first, second, third = (block(700, number) for number in range(3))
+    site.a.tell(stored(first))
+    site.a.take()
+    site.a.report()
+    deliver(site.index, site.a)
+    repair(site.index, site.a)
+    site.a.tell(stored(CHAIN[7]))
+    site.a.take()  # lost
+    site.a.report()
+    deliver(site.index, site.a)
+    job = site.index.ask(site.a.worker_id)
+    assert job is not None
+    site.a.tell(stored(second))
+    early = site.a.take()
+    site.a.tell(stored(third), removed(second), removed(third))
+    late = site.a.take()
+    page = site.a.page(job)
+    assert 700 not in page.changed, "what the asker knew is true again"
+    deliver(site.index, site.a, early)
+    for _ in site.index.fill(site.a.worker_id, job, page):
+        pass
+    pages = []
+    while (job := site.index.ask(site.a.worker_id)) is not None:
+        pages.append(job)
+        for _ in site.index.fill(site.a.worker_id, job, site.a.page(job)):
+            pass
+    assert (pages[-1].first_part, pages[-1].end_part) == (700, 701)
+    deliver(site.index, site.a, late)
+    assert view_of(site.index, site.a, [first, second, third]) == {first}
+    site.a.report()
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 1.0
+    assert site.index.tally.num_mismatches == 0
+
+
 def test_events_that_a_page_has_told_already_are_no_loss(site: Site) -> None:
     site.a.tell(stored(CHAIN[0]))
     site.a.take()
