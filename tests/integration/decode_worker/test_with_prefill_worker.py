@@ -1,5 +1,5 @@
-"""A prefill and a decode worker joined by gRPC, with and without shared memory: the split gives what one box
-gives, and leaves nothing behind.
+"""A prefill and a decode worker joined by gRPC and mutual TLS, with and without shared memory: the split
+gives what one box gives, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from core.clock import MonotonicClock
 from core.errors import ServingError
 from core.ids import RequestId, Role, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.jobs import CancelJob, GenerateJob, PrefillJob, SampleStart
-from core.peer_security import PeerSecurity
+from core.peer_security import PeerSecurity, new_cluster_token
 from core.request import Request, SamplingParams
 from decode_worker.config import DecodeConfig
 from decode_worker.service import serve
@@ -30,6 +30,7 @@ from kv_transfer.config import BridgeConfig, SharedMemory
 from kv_transfer.shm_transport import connect_as_configured
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
+from tests.integration.certificates import Authority
 from tests.integration.decode_worker.conftest import prompt_ids
 from tests.oracle import oracle_greedy
 
@@ -78,12 +79,13 @@ async def pair(loaded: LoadedModel, checkpoint: Path, request: pytest.FixtureReq
     ref = WorkerRef(WorkerId("d"), Role.DECODE, new_epoch(), "")
     decode = DecodeWorker(runners[1], DecodeConfig(), ref, clock)
     await decode.start()
-    server, port = await serve(decode, "127.0.0.1", PeerSecurity())
+    security = PeerSecurity(new_cluster_token(), Authority().identity())
+    server, port = await serve(decode, "127.0.0.1", security)
     decode.ref = replace(ref, address=f"127.0.0.1:{port}")
     own = WorkerRef(WorkerId("p"), Role.PREFILL, new_epoch(), "")
     shm = SharedMemory.REQUIRED if request.param == "shm" else SharedMemory.NEVER
     config = PrefillConfig(token_budget=32, bridge=BridgeConfig(shm=shm))
-    prefill = PrefillWorker(runners[0], config, own, clock, connect_as_configured(config.bridge))
+    prefill = PrefillWorker(runners[0], config, own, clock, connect_as_configured(config.bridge, security))
     await prefill.start()
     yield Pair(prefill, decode, runners, request.param)
     await prefill.stop()
