@@ -21,6 +21,7 @@ SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.9, "top_p": 0.9, "min_tokens": 9, "logit_bias": ((40, 1.0),)},
     {"temperature": 0.7, "stop_token_ids": tuple(range(0, 512, 9))},
     {"temperature": 1.0, "max_tokens": 3},
+    {"temperature": 0.0, "prompt_logprobs": 1},
 ]
 PENALTIES: dict[str, Any] = {
     "temperature": 0.9,
@@ -61,10 +62,12 @@ def assert_same(found: dict[int, Answer], expected: dict[int, Answer]) -> None:
     for sample_index, answer in expected.items():
         other = found[sample_index]
         assert (other.token_ids, other.finish_reason) == (answer.token_ids, answer.finish_reason)
-        assert [entry.token_id for entry in other.logprobs] == [entry.token_id for entry in answer.logprobs]
-        assert [entry.logprob for entry in other.logprobs] == pytest.approx(
-            [entry.logprob for entry in answer.logprobs], abs=1e-3
-        )
+        pairs = ((other.logprobs, answer.logprobs), (other.prompt_logprobs, answer.prompt_logprobs))
+        for ours, theirs in pairs:
+            assert [entry.token_id for entry in ours] == [entry.token_id for entry in theirs]
+            assert [entry.logprob for entry in ours] == pytest.approx(
+                [entry.logprob for entry in theirs], abs=1e-3
+            )
 
 
 @pytest.mark.parametrize("num_kv_blocks", [128, 30], ids=["room for all", "a tiny pool"])
