@@ -154,6 +154,7 @@ class Answering:
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._num_running = len(requests)
+        self.kept_texts: list[list[str]] | None = None
 
     async def __aenter__(self) -> Self:
         self._tasks = [
@@ -177,6 +178,8 @@ class Answering:
         while self._num_running or not self._events.empty():
             item = await self._events.get()
             if isinstance(item, ChoiceEvent):
+                if self.kept_texts is not None:
+                    self.kept_texts[item.index].append(item.delta.text)
                 return item
             if isinstance(item, BaseException):
                 raise item
@@ -187,6 +190,10 @@ class Answering:
         """The prompt that a choice answers, and its reader."""
         number = choice_index // self.call.n
         return self.call.prompts[number], self.readers[number]
+
+    def keep_texts(self) -> None:
+        """Keep the text of each choice as it goes by."""
+        self.kept_texts = [[] for _ in range(self.num_choices)]
 
     @property
     def num_choices(self) -> int:

@@ -25,6 +25,7 @@ from core.ids import Role
 from router.accounts import Accounts
 from router.admission import Admission
 from router.api_call import ApiCall, chat_call, completion_call
+from router.capture import captures_of
 from router.chat_schema import ChatBody
 from router.chat_wire import ChatWire
 from router.completion_schema import CompletionBody
@@ -75,7 +76,8 @@ def create_app(
     tenants = Tenants(config.tenants, sleep)
     accounts = Accounts(config, model.name, leases, metrics, clock)
     tracing = tracing_of(config.tracing, clock)
-    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, tracing)
+    captures = captures_of(config.capture, chance or random.Random())
+    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, tracing, captures)
     pages = _Pages(config, model, table, metrics, tenants)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
@@ -99,6 +101,8 @@ def create_app(
             await asyncio.gather(*tasks, return_exceptions=True)
             await leases.leave()
             await asyncio.to_thread(accounts.stop)
+            if captures is not None:
+                await asyncio.to_thread(captures.close)
             if tracing is not None:
                 await asyncio.to_thread(tracing.close)
             await pipeline.stop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from router.capture_config import CaptureConfig
 from router.tenants_config import TenantsConfig
 from router.tracing_config import TracingConfig
 
@@ -112,6 +113,7 @@ class RouterConfig:
 
     tenants: TenantsConfig = field(default_factory=TenantsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
 
     def __post_init__(self) -> None:
         for name in (

@@ -22,6 +22,7 @@ from router.admission import Admission, call_id_for, cost_of, echoed_request_id
 from router.answering import Answering, ChoiceEvent
 from router.api_call import ApiCall
 from router.body_reader import read_body, wait_for_disconnect
+from router.capture import Captures
 from router.config import RouterConfig
 from router.explanation import explanation_headers, explanation_object
 from router.http_errors import error_body, error_headers, internal_error
@@ -59,6 +60,7 @@ class Rooms:
     tenants: Tenants
     accounts: Accounts
     tracing: Tracing | None = None
+    captures: Captures | None = None
 
 
 class Endpoint:
@@ -105,6 +107,7 @@ class _Exchange:
         self._authorization = headers.get("authorization")
         self._priority = headers.get("x-priority")
         self._account: Account | None = None
+        self._body: Any = None
         self._timeout = headers.get("x-request-timeout")
         self._call_id = call_id_for(endpoint.name)
         self._created = int(time.time())
@@ -174,6 +177,9 @@ class _Exchange:
             tokenize_s,
         )
         self._account.answering = answering
+        if rooms.captures is not None:
+            self._body = body
+            answering.keep_texts()
         return answering
 
     async def _whole(self, answering: Answering) -> None:
@@ -268,6 +274,35 @@ class _Exchange:
             self._account.close(outcome, reason, seconds)
         if self._rooms.tracing is not None:
             self._rooms.tracing.record(self._span(outcome, reason, seconds), self._headers)
+
+        if self._rooms.captures is not None and self._account is not None:
+            self._capture(self._rooms.captures, self._account.answering, outcome, reason, seconds)
+
+    def _capture(
+        self,
+        captures: Captures,
+        answering: Answering | None,
+        outcome: Outcome,
+        reason: str,
+        seconds: float,
+    ) -> None:
+        """Keep what was said, if that is wanted and the call went wrong after it was understood."""
+        if answering is None:
+            return
+        waits = [reader.stamps.ttft_s for reader in answering.readers if reader.stamps.ttft_s is not None]
+        why = captures.reason(outcome, max(waits, default=None), seconds)
+        if why is None:
+            return
+        facts = {
+            "why": why,
+            "outcome": outcome.value,
+            "reason": reason,
+            "created": self._created,
+            "seconds": seconds,
+            "explanation": explanation_object(answering, self._call_id),
+        }
+        answers = ["".join(pieces) for pieces in answering.kept_texts or ()]
+        captures.keep(self._call_id, facts, {"request": self._body, "answers": answers})
 
     def _span(self, outcome: Outcome, reason: str, seconds: float) -> Span:
         return call_span(
