@@ -27,7 +27,7 @@ from router.repair_pass import RepairPass
 
 _STALE_TRUST = 0.5
 _HALF_LIFE_S = 10.0
-_PIECE = 1024
+_PIECE = 512
 _MANY_LATE = 3
 
 
