@@ -31,8 +31,8 @@ class StepCosts:
         self._alone, self._beside = _Lines(), _Lines()
 
     def observe(self, seconds: float, work: StepWork, was_beside: bool | None) -> None:
-        """A step took `seconds`; `was_beside`: it had to share the host's cores. None, for a part of its time,
-        says nothing about either price.
+        """A step took `seconds`; `was_beside`: it had to share the host's cores. None, for a part of its
+        time, says nothing about either price.
         """
         if was_beside is not None:
             (self._beside if was_beside else self._alone).observe(seconds, work)
