@@ -5,9 +5,9 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry
 
@@ -84,11 +84,18 @@ class Heard:
 class DecodeSite:
     """The loop under test. Every command is followed by the check of all block holders."""
 
-    def __init__(self, loaded: LoadedModel, folder: Path, num_kv_blocks: int = 24, **config: Any) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        folder: Path,
+        num_kv_blocks: int = 24,
+        overlap: Literal["on", "off"] = "off",
+        **config: Any,
+    ) -> None:
         self.folder = folder
         self.clock = FakeClock()
         engine = EngineConfig(model=str(folder), num_kv_blocks=num_kv_blocks, block_size=4, threads=1)
-        self.runner = ModelRunner(loaded, engine)
+        self.runner = ModelRunner(loaded, replace(engine, overlap=overlap))
         self._prefill = ModelRunner(
             loaded, EngineConfig(model=str(folder), num_kv_blocks=64, block_size=4, threads=1)
         )
