@@ -129,7 +129,7 @@ class BlockView:
         self._tally.num_ignored += skipped
         for number, change in enumerate(event.events[skipped:], first + skipped):
             self._change(number, change)
-        self._number = event.number
+        self._number, self._num_late = event.number, 0
         self._settle()
 
     def check(self, number: int, digest: tuple[int, int]) -> None:
