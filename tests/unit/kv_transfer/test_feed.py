@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import threading
 from collections.abc import Sequence
 
@@ -11,106 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.block_hash import NUM_PARTS, BlockHash, digest_part, part_of
-from core.ids import Epoch
-from core.jobs import BlockPage, SnapshotJob, WatchEvent
-from core.worker_status import BlockEvent, BlockEventKind, BlockTier, WorkerStatus
-from kv_transfer.feed import MAX_BATCH, Feed
+from core.block_hash import BlockHash
+from core.jobs import WatchEvent
+from core.worker_status import BlockEvent, BlockEventKind
+from kv_transfer.feed import Feed
 from tests.doubles import FakeClock
-from tests.unit.kv_transfer.doubles import DECODE, in_virtual_time, quick, until
-
-EPOCH = Epoch(7)
-
-
-def name(number: int) -> BlockHash:
-    return BlockHash(hashlib.blake2b(number.to_bytes(8, "little"), digest_size=16).digest())
-
-
-def stored(number: int, parent: int | None = None) -> BlockEvent:
-    return BlockEvent(BlockEventKind.STORED, name(number), name(parent) if parent is not None else None)
-
-
-def removed(number: int) -> BlockEvent:
-    return BlockEvent(BlockEventKind.REMOVED, name(number))
-
-
-CLEARED = BlockEvent(BlockEventKind.CLEARED)
-
-
-def status(num_waiting: int = 0) -> WorkerStatus:
-    return WorkerStatus(DECODE, False, num_waiting, 0, 0, 0, 10, 10, 0, 0, 0, 8)
-
-
-class Watching:
-    """A consumer that keeps the set as a router would, and checks numbers and digests as it goes; where the
-    numbers leave a gap it fetches the set.
-    """
-
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self.events: list[WatchEvent] = []
-        self.names: set[BlockHash] = set()
-        self.number = -1
-        self.num_fetches = 0
-        self.may_read = asyncio.Event()
-        self.may_read.set()
-        self.task = asyncio.create_task(self._read())
-
-    async def _read(self) -> None:
-        async for event in self.feed.subscribe():
-            self._take(event)
-            await self.may_read.wait()
-
-    async def stop(self) -> None:
-        self.task.cancel()
-        await asyncio.gather(self.task, return_exceptions=True)
-        await asyncio.sleep(0)
-
-    def _take(self, event: WatchEvent) -> None:
-        assert (event.status is None) or not event.events
-        assert event.epoch == EPOCH
-        self.events.append(event)
-        if event.number != self.number + len(event.events):
-            assert not event.events, "a gap is told by a digest"
-            self.names = whole_set(self.feed)
-            self.num_fetches += 1
-        self.number = event.number
-        for change in event.events:
-            if change.kind is BlockEventKind.CLEARED:
-                self.names.clear()
-            elif change.kind is BlockEventKind.STORED:
-                assert change.block_hash is not None
-                self.names.add(change.block_hash)
-            else:
-                assert change.block_hash is not None
-                self.names.remove(change.block_hash)
-        if event.digest is not None:
-            assert event.digest == digest_of(self.names)
-
-
-def digest_of(names: set[BlockHash]) -> tuple[int, int]:
-    total = 0
-    for block_hash in names:
-        total ^= digest_part(block_hash)
-    return len(names), total
-
-
-def pages_of(feed: Feed) -> list[BlockPage]:
-    pages, first = [], 0
-    while first < NUM_PARTS:
-        pages.append(feed.page(SnapshotJob(first, NUM_PARTS)))
-        first = pages[-1].end_part
-    return pages
-
-
-def whole_set(feed: Feed) -> set[BlockHash]:
-    return {block_hash for page in pages_of(feed) for block_hash in page.hashes}
-
-
-def started_feed(max_pending_events: int = 1000) -> Feed:
-    feed = Feed(EPOCH, max_pending_events)
-    feed.start(asyncio.get_running_loop())
-    return feed
+from tests.unit.kv_transfer.doubles import in_virtual_time, quick, until
+from tests.unit.kv_transfer.watching import (
+    CLEARED,
+    EPOCH,
+    Watching,
+    digest_of,
+    name,
+    removed,
+    started_feed,
+    status,
+    stored,
+)
 
 
 @in_virtual_time
@@ -192,48 +108,6 @@ async def test_events_say_how_long_they_have_waited() -> None:
     watching.may_read.set()
     await asyncio.sleep(0.1)
     assert watching.events[-1].age_s == 3.0
-    await watching.stop()
-
-
-@in_virtual_time
-async def test_a_page_is_bounded_and_tells_only_what_the_asker_does_not_know() -> None:
-    feed = started_feed()
-    feed.append([stored(number) for number in range(5000)])
-    await asyncio.sleep(0.1)
-    pages = pages_of(feed)
-    assert all(len(page.hashes) <= MAX_BATCH for page in pages)
-    assert len(pages) >= 10
-    assert {page.number for page in pages} == {5000}
-    assert whole_set(feed) == set(map(name, range(5000)))
-    known = [0] * NUM_PARTS
-    for number in range(5000):
-        known[part_of(name(number))] ^= digest_part(name(number))
-    assert feed.page(SnapshotJob(0, NUM_PARTS, tuple(known))) == BlockPage(EPOCH, 5000, 0, NUM_PARTS)
-    part = part_of(name(3))
-    known[part] ^= digest_part(name(3))
-    (page,) = [feed.page(SnapshotJob(0, NUM_PARTS, tuple(known)))]
-    assert page.changed == (part,)
-    assert name(3) in page.hashes
-    assert {part_of(block_hash) for block_hash in page.hashes} == {part}
-
-
-@in_virtual_time
-async def test_a_block_that_moves_to_another_tier_is_news_and_changes_the_digest() -> None:
-    feed = started_feed()
-    feed.append([stored(1)])
-    watching = Watching(feed)
-    await asyncio.sleep(0.1)
-    on_device = feed.digest
-    moved = BlockEvent(BlockEventKind.STORED, name(1), None, BlockTier.HOST)
-    feed.append([moved, moved])
-    await asyncio.sleep(0.1)
-    assert watching.events[-1].events == (moved,)
-    assert feed.digest[0] == on_device[0]
-    assert feed.digest != on_device
-    assert pages_of(feed)[0].tiers == (BlockTier.HOST,)
-    feed.append([stored(1)])
-    await asyncio.sleep(0.1)
-    assert feed.digest == on_device
     await watching.stop()
 
 

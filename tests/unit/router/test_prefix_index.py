@@ -11,11 +11,11 @@ from core.ids import Epoch, WorkerId
 from core.jobs import BlockPage, WatchEvent
 from core.worker_status import BlockTier
 from router.block_view import Doubt
-from router.predictions import Predictions
 from router.prefix_index import Overlap, PrefixIndex
 from tests.doubles import FakeClock
 from tests.unit.router.told_worker import (
     CLEARED,
+    IndexSite,
     ToldWorker,
     block,
     deliver,
@@ -35,30 +35,14 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop.close()
 
 
-class Site:
-    """Workers `a` and `b`, and an index that watches them."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.clock = FakeClock()
-        self.index = PrefixIndex(self.clock)
-        self.a, self.b = ToldWorker("a", 1, loop), ToldWorker("b", 2, loop)
-        for worker in (self.a, self.b):
-            self.index.join(worker.worker_id, worker.epoch)
-            deliver(self.index, worker)
-
-    def end(self) -> None:
-        self.a.end()
-        self.b.end()
-
-
 @pytest.fixture
-def site(loop: asyncio.AbstractEventLoop) -> Iterator[Site]:
-    site = Site(loop)
+def site(loop: asyncio.AbstractEventLoop) -> Iterator[IndexSite]:
+    site = IndexSite(loop)
     yield site
     site.end()
 
 
-def test_the_longest_prefix_without_a_hole_counts_for_each_worker(site: Site) -> None:
+def test_the_longest_prefix_without_a_hole_counts_for_each_worker(site: IndexSite) -> None:
     site.a.tell(*map(stored, (CHAIN[0], CHAIN[1], CHAIN[3])))
     site.b.tell(*map(stored, CHAIN[:4]))
     deliver(site.index, site.a)
@@ -69,7 +53,7 @@ def test_the_longest_prefix_without_a_hole_counts_for_each_worker(site: Site) ->
     assert site.index.match([]) == {}
 
 
-def test_a_block_whose_parent_comes_later_counts_from_then_on(site: Site) -> None:
+def test_a_block_whose_parent_comes_later_counts_from_then_on(site: IndexSite) -> None:
     site.a.tell(stored(CHAIN[1]), stored(CHAIN[2]))
     deliver(site.index, site.a)
     assert site.index.match(CHAIN) == {}
@@ -78,7 +62,7 @@ def test_a_block_whose_parent_comes_later_counts_from_then_on(site: Site) -> Non
     assert site.index.match(CHAIN) == {"a": 3}
 
 
-def test_changes_are_followed_and_clearing_forgets_all_at_once(site: Site) -> None:
+def test_changes_are_followed_and_clearing_forgets_all_at_once(site: IndexSite) -> None:
     site.a.tell(*map(stored, CHAIN[:3]))
     site.b.tell(*map(stored, CHAIN[:2]))
     deliver(site.index, site.a)
@@ -98,7 +82,7 @@ def test_changes_are_followed_and_clearing_forgets_all_at_once(site: Site) -> No
     assert site.index.confidence(site.a.worker_id) == 1.0
 
 
-def test_what_was_cleared_away_leaves_nothing_behind(site: Site) -> None:
+def test_what_was_cleared_away_leaves_nothing_behind(site: IndexSite) -> None:
     site.a.tell(*map(stored, CHAIN))
     deliver(site.index, site.a)
     site.index.forget(site.a.worker_id)
@@ -110,7 +94,7 @@ def test_what_was_cleared_away_leaves_nothing_behind(site: Site) -> None:
     assert site.index.confidence(site.a.worker_id) == 0.0
 
 
-def test_a_gap_is_noticed_and_only_that_worker_is_asked_for_what_differs(site: Site) -> None:
+def test_a_gap_is_noticed_and_only_that_worker_is_asked_for_what_differs(site: IndexSite) -> None:
     for worker in (site.a, site.b):
         worker.tell(*map(stored, CHAIN[:4]))
         deliver(site.index, worker)
@@ -134,7 +118,7 @@ def test_a_gap_is_noticed_and_only_that_worker_is_asked_for_what_differs(site: S
     assert site.index.tally.num_repairs == {Doubt.JOINED: 0, Doubt.GAP: 1, Doubt.DIGEST: 0}
 
 
-def test_a_wrong_digest_is_noticed_and_mended(site: Site) -> None:
+def test_a_wrong_digest_is_noticed_and_mended(site: IndexSite) -> None:
     site.a.tell(*map(stored, CHAIN[:4]))
     for event in site.a.take():
         wrong = WatchEvent(event.number, events=(*event.events[:3], removed(CHAIN[0])), epoch=event.epoch)
@@ -150,7 +134,7 @@ def test_a_wrong_digest_is_noticed_and_mended(site: Site) -> None:
     assert site.index.match(CHAIN) == {"a": 4}
 
 
-def test_trust_in_a_stale_view_fades_and_grows_with_its_repair(site: Site) -> None:
+def test_trust_in_a_stale_view_fades_and_grows_with_its_repair(site: IndexSite) -> None:
     names = [block(part, part) for part in range(4000)]
     site.a.tell(*map(stored, names))
     site.a.take()
@@ -169,7 +153,7 @@ def test_trust_in_a_stale_view_fades_and_grows_with_its_repair(site: Site) -> No
     assert trusts[-1] == 1.0
 
 
-def test_events_that_come_twice_or_too_late_change_nothing(site: Site) -> None:
+def test_events_that_come_twice_or_too_late_change_nothing(site: IndexSite) -> None:
     site.a.tell(stored(CHAIN[0]))
     first = site.a.take()
     site.a.tell(removed(CHAIN[0]))
@@ -180,7 +164,7 @@ def test_events_that_come_twice_or_too_late_change_nothing(site: Site) -> None:
     assert site.index.confidence(site.a.worker_id) == 1.0
 
 
-def test_events_that_come_while_pages_are_fetched_are_applied_by_number(site: Site) -> None:
+def test_events_that_come_while_pages_are_fetched_are_applied_by_number(site: IndexSite) -> None:
     site.a.tell(stored(CHAIN[0]), stored(CHAIN[1]))
     site.a.take()
     site.a.report()
@@ -199,7 +183,7 @@ def test_events_that_come_while_pages_are_fetched_are_applied_by_number(site: Si
     assert site.index.confidence(site.a.worker_id) == 1.0
 
 
-def test_a_page_that_is_ahead_of_the_events_is_not_undone_by_them(site: Site) -> None:
+def test_a_page_that_is_ahead_of_the_events_is_not_undone_by_them(site: IndexSite) -> None:
     site.a.tell(stored(CHAIN[0]))
     site.a.take()
     site.a.report()
@@ -217,7 +201,7 @@ def test_a_page_that_is_ahead_of_the_events_is_not_undone_by_them(site: Site) ->
     assert site.index.confidence(site.a.worker_id) == 1.0
 
 
-def test_a_part_that_changed_while_its_page_was_on_the_way_is_fetched_once_more(site: Site) -> None:
+def test_a_part_that_changed_while_its_page_was_on_the_way_is_fetched_once_more(site: IndexSite) -> None:
     first, second, third = (block(700, number) for number in range(3))
     site.a.tell(stored(first))
     site.a.take()
@@ -253,7 +237,7 @@ def test_a_part_that_changed_while_its_page_was_on_the_way_is_fetched_once_more(
     assert site.index.tally.num_mismatches == 0
 
 
-def test_events_that_a_page_has_told_already_are_no_loss(site: Site) -> None:
+def test_events_that_a_page_has_told_already_are_no_loss(site: IndexSite) -> None:
     site.a.tell(stored(CHAIN[0]))
     site.a.take()
     site.a.report()
@@ -267,7 +251,7 @@ def test_events_that_a_page_has_told_already_are_no_loss(site: Site) -> None:
     assert site.index.match(CHAIN) == {"a": 3}
 
 
-def test_a_former_incarnation_says_nothing_any_more(site: Site, loop: asyncio.AbstractEventLoop) -> None:
+def test_a_former_incarnation_says_nothing_any_more(site: IndexSite, loop: asyncio.AbstractEventLoop) -> None:
     site.a.tell(stored(CHAIN[0]))
     late = site.a.take()
     job = None
@@ -290,7 +274,7 @@ def test_a_former_incarnation_says_nothing_any_more(site: Site, loop: asyncio.Ab
     new.end()
 
 
-def test_a_worker_that_numbers_anew_is_followed(site: Site) -> None:
+def test_a_worker_that_numbers_anew_is_followed(site: IndexSite) -> None:
     site.a.tell(*map(stored, CHAIN[:3]), removed(CHAIN[2]))
     deliver(site.index, site.a)
     site.index.cut(site.a.worker_id)
@@ -317,7 +301,7 @@ def test_no_worker_takes_more_memory_than_it_may(loop: asyncio.AbstractEventLoop
     worker.end()
 
 
-def test_tiers_are_told_apart(site: Site) -> None:
+def test_tiers_are_told_apart(site: IndexSite) -> None:
     site.a.tell(stored(CHAIN[0]), stored(CHAIN[1], BlockTier.HOST), stored(CHAIN[2]))
     deliver(site.index, site.a)
     assert site.index.overlaps(CHAIN) == {"a": Overlap(3, 3, 1, 1.0)}
@@ -332,74 +316,3 @@ def test_tiers_are_told_apart(site: Site) -> None:
     assert site.index.confidence(site.a.worker_id) < 1, "a move that was lost shows in the digest"
     repair(site.index, site.a)
     assert site.index.overlaps(CHAIN)[WorkerId("a")].num_lower == 2
-
-
-def test_what_a_request_will_leave_is_predicted_until_it_is_there(site: Site) -> None:
-    site.a.tell(stored(CHAIN[0]))
-    deliver(site.index, site.a)
-    now = site.clock.now()
-    prediction = site.index.predict(site.a.worker_id, CHAIN[:4], now + 30)
-    assert site.index.overlaps(CHAIN) == {"a": Overlap(4, 1, 0, 1.0)}
-    site.a.tell(stored(CHAIN[1]), stored(CHAIN[2]))
-    deliver(site.index, site.a)
-    assert site.index.overlaps(CHAIN) == {"a": Overlap(4, 3, 0, 1.0)}
-    site.index.withdraw(prediction)
-    site.index.withdraw(prediction)
-    assert site.index.match(CHAIN) == {"a": 3}, "what has come true stays"
-    site.index.predict(site.a.worker_id, CHAIN[:4], now + 30)
-    site.a.tell(stored(CHAIN[3]), removed(CHAIN[3]))
-    deliver(site.index, site.a)
-    assert site.index.match(CHAIN) == {"a": 3}, "its end was there: it is expected no more"
-    assert site.index.num_predictions == 0
-    assert site.index.predict(site.a.worker_id, CHAIN[:3], now + 30) is None, "it is there already"
-
-
-def test_a_prompt_that_begins_alike_finds_what_is_expected_of_the_common_beginning(site: Site) -> None:
-    until = site.clock.now() + 30
-    other = [*CHAIN[:3], *(block(4000 + number, number) for number in range(5))]
-    site.index.predict(site.a.worker_id, CHAIN[:2], until)
-    site.index.predict(site.a.worker_id, other, until)
-    site.index.predict(site.b.worker_id, CHAIN[:7], until)
-    assert site.index.match(CHAIN) == {"a": 3, "b": 7}
-    assert site.index.match(other) == {"a": 8, "b": 3}
-    assert site.index.match(CHAIN[1:]) == {}
-
-
-def test_what_is_expected_is_bounded_and_the_first_to_end_goes_first() -> None:
-    predictions = Predictions(max_blocks=10)
-    predictions.add(1, CHAIN[:4], 30.0)
-    predictions.add(2, CHAIN[:4], 20.0)
-    predictions.add(4, CHAIN[:4], 40.0)
-    assert predictions.lengths(CHAIN) == {1: 4, 4: 4}
-    predictions.drop(1)
-    assert predictions.lengths(CHAIN) == {4: 4}
-
-
-def test_a_prediction_ends_with_its_time(site: Site) -> None:
-    now = site.clock.now()
-    short = site.index.predict(site.a.worker_id, CHAIN[:2], now + 5)
-    long = site.index.predict(site.a.worker_id, CHAIN[:4], now + 30)
-    site.index.end_by(short, now + 10)
-    site.clock.advance(7)
-    assert site.index.match(CHAIN) == {"a": 4}
-    site.index.end_by(long, now + 8)
-    site.clock.advance(2)
-    assert site.index.match(CHAIN) == {"a": 2}
-    site.clock.advance(2)
-    assert site.index.match(CHAIN) == {}
-    assert site.index.num_predictions == 0
-
-
-def test_predictions_of_equal_prompts_stand_on_their_own(site: Site) -> None:
-    until = site.clock.now() + 30
-    first = site.index.predict(site.a.worker_id, CHAIN[:3], until)
-    second = site.index.predict(site.a.worker_id, CHAIN[:3], until)
-    other = site.index.predict(site.b.worker_id, CHAIN[:1], until)
-    site.index.withdraw(first)
-    assert site.index.match(CHAIN) == {"a": 3, "b": 1}
-    site.index.withdraw(second)
-    assert site.index.match(CHAIN) == {"b": 1}
-    site.index.forget(site.b.worker_id)
-    site.index.withdraw(other)
-    assert site.index.match(CHAIN) == {}
-    assert site.index.predict(site.b.worker_id, CHAIN, until) is None

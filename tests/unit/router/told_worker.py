@@ -15,6 +15,7 @@ from core.jobs import BlockPage, SnapshotJob, WatchEvent
 from core.worker_status import BlockEvent, BlockEventKind, BlockTier, WorkerStatus
 from kv_transfer.feed import Feed
 from router.prefix_index import PrefixIndex
+from tests.doubles import FakeClock
 
 
 def block(part: int, number: int) -> BlockHash:
@@ -136,3 +137,19 @@ def repair(index: PrefixIndex, worker: ToldWorker) -> int:
 def view_of(index: PrefixIndex, worker: ToldWorker, names: Iterable[BlockHash]) -> set[BlockHash]:
     """Those of `names` that the index says the worker holds."""
     return {name for name in names if index.match([name]).get(worker.worker_id) == 1}
+
+
+class IndexSite:
+    """Workers `a` and `b`, and an index that watches them."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.clock = FakeClock()
+        self.index = PrefixIndex(self.clock)
+        self.a, self.b = ToldWorker("a", 1, loop), ToldWorker("b", 2, loop)
+        for worker in (self.a, self.b):
+            self.index.join(worker.worker_id, worker.epoch)
+            deliver(self.index, worker)
+
+    def end(self) -> None:
+        self.a.end()
+        self.b.end()
