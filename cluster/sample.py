@@ -100,6 +100,5 @@ def curl_line(url: str, model: str, is_key_needed: bool = False) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "stream": True}
     key = ' -H "Authorization: Bearer $BATON_API_KEY"' if is_key_needed else ""
     return (
-        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} "
-        f"-d '{json.dumps(body)}'"
+        f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(body)}'"
     )
