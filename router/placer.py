@@ -168,7 +168,8 @@ class Search:
     def _candidate(self, entry: WorkerEntry, num_matching: int, is_handoff_target: bool) -> Candidate:
         announcement, rates = entry.announcement, entry.rates
         layout = announcement.layout
-        num_cached = int(num_matching * rates.credit)
+        confidence = self._placer.table.index.confidence(entry.ref.worker_id)
+        num_cached = int(num_matching * rates.credit * confidence)
         if self._is_cache_read and entry.num_reserved_seqs:
             # what is being read there now will be cached when this prompt's turn comes
             num_cached = max(num_cached, entry.num_promised_blocks(self._name(layout)))

@@ -97,7 +97,8 @@ async def test_a_deadline_ends_the_call_in_time_and_aborts_the_ticket(
     site.gate.release()
     site.decode.door.set()
     await site.settle()
-    assert site.gate.num_steps == (2 if is_computing else 1), "the step that had begun was the last"
+    # a prompt that is handed over ends in a small step of its own
+    assert site.gate.num_steps == 2, "the step that had begun was the last"
     assert job.ticket_id in site.decode.tombstones
 
 
