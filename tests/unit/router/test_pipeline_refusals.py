@@ -1,4 +1,4 @@
-"""A request that workers refuse or cannot serve: placed again, told when to come again, or at fault itself."""
+"""A request that workers refuse or cannot serve: placed again, told when to come again, or at fault."""
 
 from __future__ import annotations
 
