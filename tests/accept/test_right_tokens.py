@@ -34,6 +34,7 @@ PREEMPTING = Profile(
     "preempting",
     {
         "router.plan": "remote",
+        "router.max_hold_s": 0,
         "prefill_engine.num_kv_blocks": 256,
         # the longest prompt and its answer take 97; of the short ones twenty start and each grows by three
         "decode_engine.num_kv_blocks": 100,

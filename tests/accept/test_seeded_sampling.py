@@ -29,7 +29,12 @@ NUM_TOKENS = 48
 LENGTHS = [1, 5, 15, 16, 17, 33, 64, 90, 128, 150, 200, 255, 256, 257, 280, 300]
 PREEMPTING = Profile(
     "seeded-preempting",
-    {"router.plan": "remote", "decode_engine.num_kv_blocks": 40, "decode.max_num_seqs": 16},
+    {
+        "router.plan": "remote",
+        "router.max_hold_s": 0,
+        "decode_engine.num_kv_blocks": 40,
+        "decode.max_num_seqs": 16,
+    },
 )
 NUM_DRAWS = 20_000
 

@@ -34,9 +34,15 @@ TINY = Profile(
 )
 
 TINIEST = Profile(
-    "tiniest", {"router.plan": "remote", "decode_engine.num_kv_blocks": 12, "decode.max_num_seqs": 4}
+    "tiniest",
+    {
+        "router.plan": "remote",
+        "router.max_hold_s": 0,
+        "decode_engine.num_kv_blocks": 12,
+        "decode.max_num_seqs": 4,
+    },
 )
-"""Two sequences of a hundred tokens do not fit together."""
+"""Two sequences of a hundred tokens do not fit together, and the router holds none of them back."""
 
 MULTI = Profile("multi", num_decode=3)
 
