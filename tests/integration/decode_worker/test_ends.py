@@ -117,6 +117,7 @@ async def test_a_job_whose_samples_are_all_cancelled_one_by_one_has_ended(make_s
     request_id = job.request.request_id
     for index in range(2):
         cancelling = asyncio.create_task(site.worker.cancel(CancelJob(request_id, sample_index=index)))
+        await settle()  # the command is in the queue before the step goes on
         await site.gate.step() if index == 0 else site.gate.release()
         await cancelling
     found = await stream
