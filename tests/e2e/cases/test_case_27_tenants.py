@@ -55,7 +55,7 @@ def tenants(fleet: Fleet, keys: Path) -> Iterator[tuple[System, dict[str, Client
             ],
             "decode.max_num_seqs": RUNNING,
             "router.max_queue": QUEUE,
-            "router.plan": "local",  # one place for a prefix: a toy's costs are near ties, which chance breaks
+            "router.plan": "local",  # one place for a prefix: near ties are left to chance
         },
         api_key=made["operator"],
     )
