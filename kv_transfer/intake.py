@@ -60,6 +60,9 @@ class Intake:
                 try:
                     frame = decode_frame(data)
                 except TransferCorrupt as error:
+                    if self._started:
+                        # the refusal ends the ticket: what came before it is answered for itself
+                        await asyncio.wait(self._started)
                     self._start(self._refuse(current, error))
                     break
                 current = frame.fence

@@ -24,6 +24,7 @@ from kv_transfer.shm_handshake import (
     Hello,
     NotAttached,
     decode_grant,
+    dial,
     encode_grant,
     peer_uid,
 )
@@ -82,22 +83,7 @@ async def attach_device(
     """Get `hello.num_bytes` of it from the decode worker that listens there. Raises NotAttached."""
     if not thread.memory.can_reach(address.device_id):
         raise NotAttached(Fallback.UNREACHABLE, f"device {address.device_id} is no peer of this one")
-    try:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    except (OSError, AttributeError) as error:
-        raise NotAttached(Fallback.UNSUPPORTED, repr(error)) from error
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _attach(thread, connection, address.socket_name, hello)
-    except BaseException as error:
-        connection.close()
-        if isinstance(error, TimeoutError):
-            raise NotAttached(Fallback.TIMEOUT, f"no answer within {timeout_s:g} s") from error
-        if isinstance(error, ConnectionError):
-            raise NotAttached(Fallback.REFUSED, "decode closed the connection") from error
-        if isinstance(error, OSError):
-            raise NotAttached(Fallback.BROKEN, repr(error)) from error
-        raise
+    return await dial(lambda connection: _attach(thread, connection, address.socket_name, hello), timeout_s)
 
 
 async def _attach(thread: DeviceThread, connection: socket.socket, name: str, hello: Hello) -> OpenedRegion:

@@ -14,13 +14,17 @@ import os
 import secrets
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 from core.ids import Epoch
 from kv_transfer.shm_memory import NONCE_BYTES, StagingMemory
 from kv_transfer.transport import StagingAddress
+
+T = TypeVar("T")
 
 _MAGIC = b"BatonSM1"
 # magic, token, receiver epoch, sender epoch, bytes of slots
@@ -138,14 +142,19 @@ async def attach(
     address: StagingAddress, receiver_epoch: Epoch, sender_epoch: Epoch, num_bytes: int, timeout_s: float
 ) -> Attachment:
     """Get `num_bytes` of staging memory from the decode worker that listens there. Raises NotAttached."""
+    hello = Hello(address.token, receiver_epoch, sender_epoch, num_bytes)
+    return await dial(lambda connection: _attach(connection, address.socket_name, hello), timeout_s)
+
+
+async def dial(handshake: Callable[[socket.socket], Awaitable[T]], timeout_s: float) -> T:
+    """What `handshake` makes of a new connection, which is closed if it fails. Raises NotAttached."""
     try:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     except (OSError, AttributeError) as error:
         raise NotAttached(Fallback.UNSUPPORTED, repr(error)) from error
-    hello = Hello(address.token, receiver_epoch, sender_epoch, num_bytes)
     try:
         async with asyncio.timeout(timeout_s):
-            return await _attach(connection, address.socket_name, hello)
+            return await handshake(connection)
     except BaseException as error:
         connection.close()
         if isinstance(error, TimeoutError):
