@@ -87,7 +87,6 @@ class Placed:
                 num_seqs=demand.num_samples,
                 made_at=self._placed_at,
                 num_blocks=candidate.layout.num_blocks(num_missing) + demand.num_samples,
-                names=names.get(candidate.layout, ()) if entry is reader else (),
             )
             entry.reserve(reservation)
             self._held.append((entry, reservation))

@@ -37,6 +37,14 @@ class Chosen:
     placed: Placed | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Worker → how many blocks of a prompt, from the first on, it has told or is expected to hold."""
+
+    told: Mapping[WorkerId, int]
+    expected: Mapping[WorkerId, int]
+
+
 class Placer:
     """One per router."""
 
@@ -96,8 +104,8 @@ class Search:
         self._tokens = tokens
         self._demand = demand
         self._names: dict[KVLayout, list[BlockHash]] = {}
-        self._matches: dict[KVLayout, Mapping[WorkerId, int]] = {}
-        self._matched_at: float | None = None
+        self._found: dict[KVLayout, _Found] = {}
+        self._found_at: float | None = None
         self._held_until: float | None = None
 
     def name_blocks(self) -> None:
@@ -153,26 +161,23 @@ class Search:
         """The workers of `role` that may be chosen, as placement sees them."""
         usable = self._placer.table.usable(role)
         entries = [entry for entry in usable if not setbacks.is_avoided(entry.ref, now)]
-        matches = {
-            layout: self._match(layout, now) for layout in {entry.announcement.layout for entry in entries}
+        found = {
+            layout: self._find(layout, now) for layout in {entry.announcement.layout for entry in entries}
         }
         return [
-            self._candidate(
-                entry,
-                matches[entry.announcement.layout].get(entry.ref.worker_id, 0),
-                setbacks.is_handoff_target(entry.ref),
-            )
+            self._candidate(entry, found[entry.announcement.layout], setbacks.is_handoff_target(entry.ref))
             for entry in entries
         ]
 
-    def _candidate(self, entry: WorkerEntry, num_matching: int, is_handoff_target: bool) -> Candidate:
-        announcement, rates = entry.announcement, entry.rates
+    def _candidate(self, entry: WorkerEntry, found: _Found, is_handoff_target: bool) -> Candidate:
+        announcement, rates, worker_id = entry.announcement, entry.rates, entry.ref.worker_id
         layout = announcement.layout
-        confidence = self._placer.table.index.confidence(entry.ref.worker_id)
-        num_cached = int(num_matching * rates.credit * confidence)
-        if self._is_cache_read and entry.num_reserved_seqs:
+        confidence = self._placer.table.index.confidence(worker_id)
+        num_cached = max(
+            int(found.told.get(worker_id, 0) * rates.credit * confidence),
             # what is being read there now will be cached when this prompt's turn comes
-            num_cached = max(num_cached, entry.num_promised_blocks(self._name(layout)))
+            found.expected.get(worker_id, 0),
+        )
         return Candidate(
             ref=entry.ref,
             layout=layout,
@@ -190,16 +195,17 @@ class Search:
             is_handoff_target=is_handoff_target,
         )
 
-    def _match(self, layout: KVLayout, now: float) -> Mapping[WorkerId, int]:
+    def _find(self, layout: KVLayout, now: float) -> _Found:
         """The index's answer; both roles of one choice share it."""
         if not self._is_cache_read:
-            return {}
-        if now != self._matched_at:
-            self._matches.clear()
-            self._matched_at = now
-        if layout not in self._matches:
-            self._matches[layout] = self._placer.table.index.match(self._name(layout))
-        return self._matches[layout]
+            return _Found({}, {})
+        if now != self._found_at:
+            self._found.clear()
+            self._found_at = now
+        if layout not in self._found:
+            index, names = self._placer.table.index, self._name(layout)
+            self._found[layout] = _Found(index.told(names), index.expected(names))
+        return self._found[layout]
 
     def _name(self, layout: KVLayout) -> list[BlockHash]:
         """The prompt's full blocks by name, in blocks of `layout`."""

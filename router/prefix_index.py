@@ -55,24 +55,28 @@ class PrefixIndex:
         """Worker → how many of `hashes`, from the first on, it holds or will hold, without a hole; workers
         with none are absent.
         """
-        lengths = walk(self._holders, hashes)
+        lengths = self.told(hashes)
+        for worker_id, expected in self.expected(hashes).items():
+            lengths[worker_id] = max(expected, lengths.get(worker_id, 0))
+        return lengths
+
+    def told(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
+        """`match` of what workers have told that they hold."""
+        return self._by_worker(walk(self._holders, hashes))
+
+    def expected(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, int]:
+        """`match` of what requests that were sent to workers will leave there, or have left just now."""
         self._predictions.expire(self._clock.now())
-        for bit, expected in self._predictions.lengths(hashes).items():
-            lengths[bit] = max(expected, lengths.get(bit, 0))
-        return {
-            worker_id: length
-            for worker_id, view in self._views.items()
-            if (length := lengths.get(view.bit)) is not None
-        }
+        return self._by_worker(self._predictions.lengths(hashes))
 
     def overlaps(self, hashes: Sequence[BlockHash]) -> dict[WorkerId, Overlap]:
         """`match` in detail."""
         found = self.match(hashes)
-        certain = walk(self._holders, hashes)
+        certain = self.told(hashes)
         return {
             worker_id: Overlap(
                 num_blocks=length,
-                num_certain=certain.get(self._views[worker_id].bit, 0),
+                num_certain=certain.get(worker_id, 0),
                 num_lower=_num_lower(self._views[worker_id], hashes, length),
                 confidence=self._views[worker_id].confidence,
             )
@@ -182,6 +186,13 @@ class PrefixIndex:
         """The request failed, or went elsewhere."""
         if prediction is not None:
             self._predictions.withdraw(prediction)
+
+    def _by_worker(self, lengths: dict[int, int]) -> dict[WorkerId, int]:
+        return {
+            worker_id: length
+            for worker_id, view in self._views.items()
+            if (length := lengths.get(view.bit)) is not None
+        }
 
 
 def _num_lower(view: BlockView, hashes: Sequence[BlockHash], length: int) -> int:

@@ -9,12 +9,11 @@ on the event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from core.block_hash import BlockHash
 from core.errors import WorkerLost
 from core.ids import Role, WorkerRef
 from core.worker_status import Announcement, WorkerStatus
@@ -37,15 +36,13 @@ class WorkerState(StrEnum):
 class Reservation:
     """Load of this router's on a worker, from the decision until it is released.
 
-    `num_tokens` are to be read, 0 once they are; `num_blocks` will be taken. `names`: the blocks that the
-    worker will hold when it has read them, for requests that come meanwhile.
+    `num_tokens` are to be read, 0 once they are; `num_blocks` will be taken.
     """
 
     num_tokens: int
     num_seqs: int
     made_at: float
     num_blocks: int = 0
-    names: Sequence[BlockHash] = ()
     is_streaming: bool = False
     is_released: bool = False
 
@@ -77,7 +74,6 @@ class WorkerEntry:
     task: asyncio.Task[None] | None = None
     is_abandoned: bool = False
     rates: WorkerRates = field(default_factory=WorkerRates)
-    _reservations: set[Reservation] = field(default_factory=set)
     _own: _Load = field(default_factory=_Load)
     _foreign: _Load = field(default_factory=_Load)
     _num_pending_blocks: int = 0
@@ -132,7 +128,6 @@ class WorkerEntry:
 
     def reserve(self, reservation: Reservation) -> None:
         """Count load that is on its way to the worker, until it is released."""
-        self._reservations.add(reservation)
         self._own.num_tokens += reservation.num_tokens
         self._own.num_seqs += reservation.num_seqs
         self._own.num_arriving += reservation.num_seqs if reservation.is_arriving else 0
@@ -152,26 +147,11 @@ class WorkerEntry:
         if reservation.is_released:
             return
         reservation.is_released = True
-        self._reservations.discard(reservation)
         self._own.num_tokens -= reservation.num_tokens
         self._own.num_seqs -= reservation.num_seqs
         self._own.num_streams -= reservation.num_seqs if reservation.is_streaming else 0
         self._own.num_arriving -= reservation.num_seqs if reservation.is_arriving else 0
         self._num_pending_blocks = max(0, self._num_pending_blocks - reservation.num_blocks)
-
-    def num_promised_blocks(self, names: Sequence[BlockHash]) -> int:
-        """How many of `names`, from the first on, some prompt that is being read there has too."""
-        best = 0
-        for reservation in self._reservations:
-            own = reservation.names
-            if not reservation.is_streaming and own and names and own[0] == names[0]:
-                # a name stands for all before it, so equal names mean equal beginnings
-                low, high = 1, min(len(own), len(names))
-                while low < high:
-                    middle = (low + high + 1) // 2
-                    low, high = (middle, high) if own[middle - 1] == names[middle - 1] else (low, middle - 1)
-                best = max(best, low)
-        return best
 
     def take_status(self, status: WorkerStatus) -> None:
         """What the worker has beyond this router's load was placed by others. What of ours is still on its

@@ -10,9 +10,19 @@ from core.block_hash import hash_blocks, root_hash
 from core.errors import ServingError, StepFailed
 from core.ids import Role
 from core.jobs import GenerateJob
+from core.request import Request
 from router.config import PlanSetting
+from router.setbacks import Setbacks
 from tests.doubles import settle
 from tests.unit.router.scripted import LAYOUT, Fleet, ScriptedWorker, new_request
+
+
+def _cached_tokens(fleet: Fleet, request: Request) -> int:
+    """What placement credits the prefill worker with."""
+    placer, now = fleet.pipeline.placer, fleet.time.now()
+    search = placer.seek(request, request.prompt_token_ids, placer.demand(request, 0, 1))
+    (candidate,) = search.candidates(Role.PREFILL, Setbacks(fleet.pipeline.config, fleet.time), now)
+    return candidate.num_cached_tokens
 
 
 async def test_equal_prompts_in_a_row_are_expected_on_the_worker_of_the_first() -> None:
@@ -28,11 +38,13 @@ async def test_equal_prompts_in_a_row_are_expected_on_the_worker_of_the_first() 
         assert prefill.prefills
         assert fleet.table.index.match(names) == {"p": len(names)}
         assert fleet.table.index.overlaps(names)[prefill.ref.worker_id].num_certain == 0
+        assert _cached_tokens(fleet, request) == len(names) * LAYOUT.block_size, "for whoever comes next"
         prefill.hold.set()
         await task
         assert fleet.table.index.match(names) == {"p": len(names)}, "its events are on their way"
         await fleet.pass_by(2.5)
         assert fleet.table.index.match(names) == {}, "none came: it is not there any more"
+        assert _cached_tokens(fleet, request) == 0
 
 
 async def test_a_request_that_fails_leaves_nothing_that_is_expected() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from core.block_hash import BlockHash
 from core.ids import Role
 from router.worker_entry import Reservation
 from tests.doubles import settle
@@ -43,17 +42,3 @@ async def test_load_of_others_stays_when_our_own_is_released() -> None:
         entry.release(reservation)
         entry.release(reservation)
         assert (entry.num_ahead_tokens, entry.num_seqs, entry.num_streams) == (30, 1, 0)
-
-
-async def test_blocks_that_are_being_read_are_promised_to_whoever_comes_next() -> None:
-    names = [BlockHash(bytes([index]) * 16) for index in range(1, 9)]
-    async with Fleet(_d()) as fleet:
-        (entry,) = fleet.table.entries()
-        reservation = Reservation(100, 1, fleet.time.now(), names=names[:6])
-        entry.reserve(reservation)
-        for length in range(1, 9):
-            assert entry.num_promised_blocks(names[:length]) == min(length, 6)
-        assert entry.num_promised_blocks([*names[:3], *names[4:]]) == 3
-        assert entry.num_promised_blocks(names[1:]) == entry.num_promised_blocks([]) == 0
-        entry.begin_stream(reservation)
-        assert entry.num_promised_blocks(names) == 0  # from here on the worker tells what it holds
