@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.loopback import is_loopback
+from cluster.role_config import RoleConfig
 from cluster.security import SecurityConfig
 from cluster.settings import settings_from_environment, settings_from_file, settings_from_flags
 from core.config import from_mapping, merge
@@ -32,7 +33,7 @@ class ClusterConfig:
     joins the cluster there. `port` 0 takes a free one. A worker replica asks Ray for `worker_num_cpus` and
     `worker_num_gpus` (0: placement is free). `start_timeout_s` bounds a start, `drain_timeout_s` how long
     running streams may go on when the service stops. `health_period_s`: how often Serve looks whether a
-    replica lives, so about how long until it replaces a dead one.
+    replica lives, so about how long until it replaces a dead one. `roles`: when workers change their role.
     """
 
     ray_address: str = "local"
@@ -46,6 +47,7 @@ class ClusterConfig:
     start_timeout_s: float = 300.0
     drain_timeout_s: float = 20.0
     health_period_s: float = 1.0
+    roles: RoleConfig = field(default_factory=RoleConfig)
 
     @property
     def is_own(self) -> bool:

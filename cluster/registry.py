@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,8 +18,12 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from cluster.limit_table import LimitTable
 from cluster.registry_table import Membership, MembershipView, RegistryTable
+from cluster.role_config import RoleConfig
+from cluster.role_table import RoleTable
 from core.clock import MonotonicClock
-from core.ids import Epoch, WorkerId
+from core.errors import ServingError
+from core.ids import Epoch, Role, WorkerId, WorkerRef
+from core.role_change import RoleCause, RoleOrder
 from core.worker_status import Announcement
 from router.limits import Orders, Report
 
@@ -35,14 +39,31 @@ _log = logging.getLogger(__name__)
 
 
 class Registry:
-    """Actor shell around RegistryTable and LimitTable; its methods run one after the other."""
+    """Actor shell around RegistryTable, RoleTable and LimitTable; its methods run one after the other.
 
-    def __init__(self) -> None:
-        self._table = RegistryTable(MonotonicClock())
-        self._limits = LimitTable(MonotonicClock())
+    A refusal is returned, not raised: Ray would wrap it.
+    """
 
-    def announce(self, announcement: Announcement) -> None:
+    def __init__(self, roles: RoleConfig | None = None) -> None:
+        clock = MonotonicClock()
+        self._table = RegistryTable(clock)
+        self._roles = RoleTable(roles or RoleConfig(), clock, self._table)
+        self._limits = LimitTable(clock)
+
+    def announce(self, announcement: Announcement) -> RoleOrder | None:
         self._table.announce(announcement)
+        return self._roles.heard(announcement)
+
+    def fill_role(self, role: Role, unusable: Sequence[WorkerRef]) -> RoleOrder | None:
+        return self._roles.fill(role, unusable)
+
+    def order_role(
+        self, worker_id: WorkerId, role: Role, cause: RoleCause, is_forced: bool = False
+    ) -> RoleOrder | ServingError | None:
+        try:
+            return self._roles.order(worker_id, role, cause, is_forced)
+        except ServingError as error:
+            return error
 
     def withdraw(self, worker_id: WorkerId, epoch: Epoch) -> None:
         self._table.withdraw(worker_id, epoch)
@@ -57,9 +78,9 @@ class Registry:
         return self._table.membership()
 
 
-def start_registry() -> Any:
+def start_registry(roles: RoleConfig | None = None) -> Any:
     """Create the named actor, or find it. The caller's Ray job owns it: keep the handle for as long as it
-    shall live.
+    shall live. `roles`: when workers change their role.
     """
     options = ray.remote(Registry).options(
         name=NAME,
@@ -69,7 +90,7 @@ def start_registry() -> Any:
         max_restarts=-1,
         max_task_retries=0,
     )
-    return options.remote()
+    return options.remote(roles)
 
 
 class RegistryClient:
@@ -143,6 +164,33 @@ class RegistryLimitOwner:
         """Raises ConnectionError while the registry is away."""
         orders: Orders = await self._client.call("exchange", report)
         return orders
+
+
+class RegistryRoles:
+    """Whoever wants a worker in another role asks here; the registry decides, the worker hears of it with its
+    next announcement, within a second, or sooner from whoever calls it.
+    """
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+
+    async def fill(self, role: Role, unusable: Sequence[WorkerRef]) -> RoleOrder | None:
+        """See RoleTable.fill. Raises ConnectionError while the registry is away."""
+        order: RoleOrder | None = await self._client.call("fill_role", role, tuple(unusable))
+        return order
+
+    async def order(
+        self, worker_id: WorkerId, role: Role, cause: RoleCause, is_forced: bool = False
+    ) -> RoleOrder | None:
+        """See RoleTable.order. Raises UnknownWorker, LastOfRole, or ConnectionError while the registry is
+        away.
+        """
+        answer: RoleOrder | ServingError | None = await self._client.call(
+            "order_role", worker_id, role, cause, is_forced
+        )
+        if isinstance(answer, ServingError):
+            raise answer
+        return answer
 
 
 class RegistryHerald:

@@ -59,15 +59,23 @@ class RegistryTable:
         """The service stops: whoever asks from now on learns how long open requests have."""
         self._ends_at = self._clock.now() + seconds
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the service stops."""
+        return self._ends_at is not None
+
+    def lines(self) -> tuple[Announcement, ...]:
+        """The workers heard of lately, ordered by name."""
+        oldest = self._clock.now() - self._lapse_s
+        self._heard = {name: line for name, line in self._heard.items() if line[1] > oldest}
+        self._withdrawn = {name: at for name, at in self._withdrawn.items() if at > oldest}
+        return tuple(self._heard[name][0] for name in sorted(self._heard))
+
     def membership(self) -> Membership:
         """The table without lapsed lines."""
         now = self._clock.now()
-        oldest = now - self._lapse_s
-        self._heard = {name: line for name, line in self._heard.items() if line[1] > oldest}
-        self._withdrawn = {name: at for name, at in self._withdrawn.items() if at > oldest}
-        lines = tuple(self._heard[name][0] for name in sorted(self._heard))
         ends_in_s = None if self._ends_at is None else max(0.0, self._ends_at - now)
-        return Membership(lines, now - self._born >= self._lapse_s, ends_in_s)
+        return Membership(self.lines(), now - self._born >= self._lapse_s, ends_in_s)
 
 
 class MembershipView:

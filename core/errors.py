@@ -56,6 +56,18 @@ class UnknownModel(RequestError):
     http_status = 404
 
 
+class UnknownWorker(RequestError):
+    code = "unknown_worker"
+    http_status = 404
+
+
+class LastOfRole(RequestError):
+    """The worker is the only one of its role; it leaves it only by force."""
+
+    code = "last_of_role"
+    http_status = 409
+
+
 class Unauthorized(RequestError):
     """No API key, or none that is known here; never says which."""
 
@@ -159,6 +171,12 @@ class WorkerDraining(WorkerError):
     """The worker takes no new work; what runs on it must move."""
 
     code = "worker_draining"
+
+
+class WrongRole(WorkerError):
+    """The worker runs the other phase at present."""
+
+    code = "wrong_role"
 
 
 class StepFailed(WorkerError):

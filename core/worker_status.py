@@ -10,13 +10,18 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
 from core.block_hash import BlockHash
-from core.ids import WorkerRef
+from core.ids import NO_EPOCH, Epoch, Role, WorkerRef
 from core.kv_layout import KVLayout
+from core.role_change import RoleCause
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """A worker's line in the registry, repeated every second. `num_blocks`: the size of its KV pool."""
+    """A worker's line in the registry, repeated every second. `num_blocks`: the size of its KV pool.
+
+    `home_role` is the one that its process started with (None: that of `ref`), `cause` why it has another one
+    at present. `process_epoch` outlives a change of role and numbers the block events (0: that of `ref`).
+    """
 
     ref: WorkerRef
     model: str
@@ -26,6 +31,23 @@ class Announcement:
     node: str
     home_pool: str
     num_blocks: int
+    home_role: Role | None = None
+    cause: RoleCause | None = None
+    process_epoch: Epoch = NO_EPOCH
+
+    @property
+    def home(self) -> Role:
+        return self.home_role or self.ref.role
+
+    @property
+    def block_epoch(self) -> Epoch:
+        """Under which its Watch numbers block events."""
+        return self.process_epoch or self.ref.epoch
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it fills an empty pool until that is back."""
+        return self.cause is RoleCause.EMPTY_POOL and self.home is not self.ref.role
 
 
 @dataclass(frozen=True, slots=True)
