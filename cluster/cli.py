@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.keys_command import keys
+from cluster.plan_command import plan
 from core.errors import InvalidConfig, ServingError
 
 _EXIT_FAILED = 1
@@ -30,6 +31,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys, name="keys")
+app.command()(plan)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
