@@ -87,8 +87,8 @@ class PlanReport:
             f"weights {shape.weight_bits:g} bits, KV {shape.kv_bits:g} bits per value",
             f"{shares.memory:.0%} of GPU memory holds weights and KV; activations fit into the rest",
             f"{shares.bandwidth:.0%} of memory bandwidth in decode, {shares.flops:.0%} of dense FLOP/s "
-            f"in prefill, {shares.link:.0%} of a link; communication inside a worker is part of these",
-            f"pools are planned {shares.load:.0%} busy; Poisson arrivals, prompts and answers of equal length",
+            f"in prefill, {shares.link:.0%} of a link; communication inside a worker is part of it",
+            f"pools are planned {shares.load:.0%} busy; Poisson arrivals, prompts and answers of one length",
             "90 % of requests keep the targets; the first token does not wait for the transfer",
             f"{self.plan.workload.num_cached} tokens of each prompt are cached on its prefill worker",
             f"{gpu.title}: {gpu.source}",
