@@ -15,6 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol, TypeVar
 
+from core.errors import WorkerLost
+
 T = TypeVar("T")
 _Command = Callable[[], None]
 
@@ -44,6 +46,7 @@ class StepThread:
         self._pause_s = pause_s
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._is_stopping = False
+        self._has_ended = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -64,7 +67,9 @@ class StepThread:
         self._commands.put(command)
 
     def submit(self, command: Callable[[], T]) -> Future[T]:
-        """Run `command` on the step thread; the future carries its result or exception."""
+        """Run `command` on the step thread; the future carries its result or exception. Raises WorkerLost if
+        the thread has ended: nobody would run it.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -78,6 +83,9 @@ class StepThread:
                 future.set_result(result)
 
         self._commands.put(run)
+        # the thread raises the flag before it looks into the queue for the last time
+        if self._has_ended and future.cancel():
+            raise WorkerLost("the worker's step thread has ended")
         return future
 
     async def call(self, command: Callable[[], T]) -> T:
@@ -99,6 +107,7 @@ class StepThread:
             except Exception:  # noqa: BLE001 - logged; the worker outlives one broken step
                 _log.exception("step failed outside its own handling")
                 has_work = False
+        self._has_ended = True
         self._drain_commands(wait=False)
 
     def _drain_commands(self, wait: bool) -> None:

@@ -30,7 +30,9 @@ _MAX_PENDING_EVENTS = 65_536
 
 
 class Feed:
-    """One per worker; `epoch` is of its process. What is told before `start` is kept for it."""
+    """One per process, whose epoch is `epoch`: numbers and set outlive a change of role, for which it is
+    closed and started again. What is told before `start` is kept for it.
+    """
 
     def __init__(
         self,
@@ -55,13 +57,15 @@ class Feed:
         self._watchers: set[Watcher] = set()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Called on `loop`, on which watchers will wait."""
+        """Called on `loop`, on which watchers will wait; again after `close`."""
         self._loop = loop
+        self._is_closed = False
+        self._status = None
         self._drain()
         self._repetition = loop.call_later(self._repeat_s, self._repeat)
 
     def close(self) -> None:
-        """End all watchers, and those to come."""
+        """End all watchers, and those to come until the next `start`."""
         self._is_closed = True
         if self._repetition is not None:
             self._repetition.cancel()

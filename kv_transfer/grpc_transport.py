@@ -181,7 +181,14 @@ def serving_error(error: grpc.aio.AioRpcError, worker_id: WorkerId) -> ServingEr
 
 def add_kv_transfer_servicer(server: grpc.aio.Server, receiver: Receiver) -> None:
     """Answer the bridge's calls on `server`, made with SERVER_OPTIONS, on the receiver's loop."""
-    servicer = _Servicer(receiver)
+    add_receiver_of(server, lambda: receiver)
+
+
+def add_receiver_of(server: grpc.aio.Server, find: Callable[[], Receiver]) -> None:
+    """The same for a worker whose receiver comes and goes with its role: `find` gives the one of the moment,
+    or raises the ServingError that the call ends with.
+    """
+    servicer = _Servicer(find)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Offer": _unary_handler(servicer.offer, pb.OfferRequest),
         "Commit": _unary_handler(servicer.commit, pb.CommitRequest),
@@ -195,8 +202,12 @@ def add_kv_transfer_servicer(server: grpc.aio.Server, receiver: Receiver) -> Non
 class _Servicer:
     """Messages to values, the receiver's answers to messages."""
 
-    def __init__(self, receiver: Receiver) -> None:
-        self._receiver = receiver
+    def __init__(self, find: Callable[[], Receiver]) -> None:
+        self._find = find
+
+    @property
+    def _receiver(self) -> Receiver:
+        return self._find()
 
     async def offer(self, request: pb.OfferRequest) -> pb.OfferReply:
         ticket, time_left_s = offered_ticket(request), time_left(request)
@@ -221,7 +232,12 @@ class _Servicer:
     async def push(
         self, frames: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        await self._receiver.push(frames, context.write, GrpcTransport.name)
+        try:
+            receiver = self._receiver
+        except ServingError as error:
+            await _abort(context, error)
+        else:
+            await receiver.push(frames, context.write, GrpcTransport.name)
 
 
 def _fence(request: pb.CommitRequest | pb.AbortRequest | pb.KeepAliveRequest) -> Fence:
@@ -234,14 +250,18 @@ def _unary_handler(answer: Callable[[Any], Awaitable[Any]], request: Any) -> grp
         try:
             return await answer(message)
         except ServingError as error:
-            metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
-            await context.abort(_status_code(error), error.code, trailing_metadata=metadata)
+            await _abort(context, error)
 
     return grpc.unary_unary_rpc_method_handler(
         handle,
         request_deserializer=request.FromString,
         response_serializer=lambda reply: reply.SerializeToString(),
     )
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServingError) -> None:
+    metadata = ((ERROR_METADATA_KEY, encode_error(error)),)
+    await context.abort(_status_code(error), error.code, trailing_metadata=metadata)
 
 
 def _status_code(error: ServingError) -> grpc.StatusCode:
