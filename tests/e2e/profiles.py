@@ -51,3 +51,6 @@ PAIR = Profile("pair", {"router.plan": "remote"}, num_decode=2)
 
 WIRE = Profile("wire", {"router.plan": "remote", "prefill.bridge.shm": "never"}, num_decode=2)
 """Like PAIR, with all payloads on the sockets, where they can be counted."""
+
+FOUR = Profile("four", {"router.plan": "remote"}, num_prefill=2, num_decode=2)
+"""Two of each kind: whichever is killed, another one of its kind is there."""
