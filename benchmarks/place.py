@@ -29,6 +29,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -96,6 +98,9 @@ class FeedWorker:
         raise InvalidRequest("this worker only tells what it holds")
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
+        raise InvalidRequest("this worker only tells what it holds")
+
+    async def lend(self, job: LendJob) -> LendResult:
         raise InvalidRequest("this worker only tells what it holds")
 
     async def cancel(self, job: CancelJob) -> None:

@@ -15,7 +15,6 @@ from cluster.workers import AnyWorker, build_worker, step_limits
 from core.clock import MonotonicClock
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.worker_status import Announcement
-from decode_worker.worker import DecodeWorker
 from engine.loaded_model import LoadedModel, load_model
 from engine.runner import ModelRunner, use_threads
 from kv_transfer.loopback import SCHEME, LoopbackDirectory
@@ -84,6 +83,5 @@ class LocalSystem:
         worker_id = WorkerId(f"{role.value}-{index}")
         ref = WorkerRef(worker_id, role, new_epoch(), f"{SCHEME}{worker_id}")
         worker = build_worker(runner, self._config, ref, MonotonicClock(), self._directory.connect)
-        if isinstance(worker, DecodeWorker):
-            self._directory.register(worker_id, worker.receiver)
+        self._directory.register(worker_id, worker.receiver)
         return worker

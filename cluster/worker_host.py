@@ -53,7 +53,7 @@ class WorkerHost:
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
         runner = load_runner(config, role)
-        bridge = config.prefill.bridge
+        bridge = config.prefill.bridge if role is Role.PREFILL else config.decode.lending
         device = shared_device(runner.shared_pool, bridge.cuda_ipc) if role is Role.PREFILL else None
         connect = connect_on_device(bridge, device, connect_as_configured(bridge, security))
         self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)

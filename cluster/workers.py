@@ -47,7 +47,7 @@ def build_worker(
     runner.cache.allocator.use_shares(_shares(config.router.tenants))
     if ref.role is Role.PREFILL:
         return PrefillWorker(runner, config.prefill, ref, clock, connect)
-    return DecodeWorker(runner, config.decode, ref, clock)
+    return DecodeWorker(runner, config.decode, ref, clock, connect=connect)
 
 
 def _shares(tenants: TenantsConfig) -> KVShares:

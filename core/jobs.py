@@ -1,4 +1,4 @@
-"""What crosses the edge of a worker: PrefillJob, PrefillResult, GenerateJob, WatchEvent, BlockPage.
+"""What crosses the edge of a worker: PrefillJob, PrefillResult, GenerateJob, LendJob, WatchEvent, BlockPage.
 
 The same values whether the call goes through gRPC or stays in one process. Immutable; no behaviour.
 """
@@ -69,6 +69,31 @@ class GenerateJob:
     ticket_id: TicketId | None
     attempt: int
     time_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LendJob:
+    """Send to the prefill worker `to` what is cached here of a prompt whose full blocks are `block_hashes`.
+
+    Blocks that `to` has already do not travel. It has them all cached when the job is done; they stay cached
+    here, too. `ticket_id` names the transfer, and no other.
+    """
+
+    request_id: RequestId
+    ticket_id: TicketId
+    block_hashes: tuple[BlockHash, ...]
+    to: WorkerRef
+    time_left_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LendResult:
+    """`num_tokens` of the prompt, from its first on, are cached at the borrower now; `num_sent_blocks`
+    blocks travelled for that. 0 if nothing was cached here any more.
+    """
+
+    num_tokens: int
+    num_sent_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kv_transfer.config import ReceiverConfig
+from kv_transfer.config import BridgeConfig, ReceiverConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,8 @@ class DecodeConfig:
     that long for Offer or Commit without seeing a push, then prefills here. `tombstone_s`: how long an
     ended ticket is remembered at least.
 
-    `bridge` is what the worker offers to prefill workers of its host.
+    `bridge` is what the worker offers to prefill workers of its host, `lending` the silences and sizes of
+    what it sends to them from its cache.
 
     `detach_grace_s`: a stream without consumers runs on that long, so that a repeated call can attach.
     `replay_s`: an ended stream can be replayed that long, as long as no more than `max_ended_events` are
@@ -50,6 +51,7 @@ class DecodeConfig:
     home_pool: str = "decode"
     model: str = ""
     bridge: ReceiverConfig = field(default_factory=ReceiverConfig)
+    lending: BridgeConfig = field(default_factory=BridgeConfig)
 
     def __post_init__(self) -> None:
         for name in _COUNTS:

@@ -16,7 +16,7 @@ from core.clock import Clock, Deadline
 from core.errors import Cancelled, DeadlineExceeded, ServingError, WorkerDraining
 from core.handoff import HandoffTicket
 from core.ids import TicketId, WorkerRef
-from core.jobs import CancelJob, GenerateJob
+from core.jobs import CancelJob, GenerateJob, LendJob
 from core.worker_status import WorkerStatus
 from decode_worker.admission import check_job
 from decode_worker.claims import LIVE, Claims
@@ -24,6 +24,7 @@ from decode_worker.config import DecodeConfig
 from decode_worker.generation import Generation
 from decode_worker.generations import Generations
 from decode_worker.inbox import Inbox
+from decode_worker.loans import Loans
 from decode_worker.metrics import TicketMetrics
 from decode_worker.scheduler import Scheduler
 from decode_worker.step_pipeline import StepPipeline
@@ -62,6 +63,7 @@ class DecodeLoop:
         self._ticket_metrics = ticket_metrics
         self._scheduler = Scheduler(config, runner.cache, runner.model_config.eos_token_ids)
         self._inbox = Inbox(ref, runner.cache, runner.cache.pool, config, clock, ticket_metrics.observe_end)
+        self._loans = Loans(runner.cache)
         self._generations = Generations(
             config,
             self._scheduler,
@@ -156,6 +158,15 @@ class DecodeLoop:
     def keepalive(self, ticket_id: TicketId) -> None:
         self._inbox.keepalive(ticket_id)
 
+    # ------------------------------------------------------------ commands: loans
+
+    def begin_loan(self, job: LendJob) -> tuple[int, ...]:
+        """See Loans.begin. Lends while it drains, too: what it holds serves others."""
+        return self._loans.begin(job.ticket_id, job.block_hashes)
+
+    def end_loan(self, ticket_id: TicketId) -> None:
+        self._loans.end(ticket_id)
+
     # ------------------------------------------------------------ steps
 
     def step(self) -> bool:
@@ -185,8 +196,8 @@ class DecodeLoop:
 
     @property
     def num_unfinished(self) -> int:
-        """Jobs and tickets that a drain waits for."""
-        return len(self._generations) + self._inbox.num_unclaimed
+        """Jobs, tickets and loans that a drain waits for."""
+        return len(self._generations) + self._inbox.num_unclaimed + len(self._loans)
 
     @property
     def has_work(self) -> bool:
@@ -198,7 +209,7 @@ class DecodeLoop:
         self._metrics.observe_leak(self._allocator.leak_difference(self._tables()))
 
     def check(self) -> None:
-        """Assert that each block's holders are the sequences and reservations that list it."""
+        """Assert that each block's holders are the sequences, reservations and loans that list it."""
         self._allocator.check(self._tables())
         self._scheduler.check()
 
@@ -256,7 +267,7 @@ class DecodeLoop:
         return num_left >= num_spare
 
     def _tables(self) -> Iterator[Sequence[int]]:
-        return chain(self._scheduler.tables(), self._inbox.tables())
+        return chain(self._scheduler.tables(), self._inbox.tables(), self._loans.tables())
 
     def _flush(self) -> None:
         tokens = self._generations.take_tokens()

@@ -25,6 +25,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -33,6 +35,7 @@ from core.jobs import (
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
+from decode_worker.lender import Lender
 from decode_worker.metrics import TicketMetrics
 from decode_worker.step_tokens import StepTokens
 from decode_worker.stream import Delivery, Stream
@@ -45,8 +48,9 @@ from kv_transfer.feed import Feed
 from kv_transfer.ipc_acceptor import offer_device_memory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
+from kv_transfer.sender import Sender
 from kv_transfer.shm_acceptor import offer_shared_memory
-from kv_transfer.transport import Payload, WriteCheck
+from kv_transfer.transport import Connect, Payload, WriteCheck
 
 _STOP_S = 5.0
 
@@ -55,7 +59,8 @@ class DecodeWorker:
     """Receives KV, streams tokens, prefills by itself where no KV came. All errors are ServingErrors.
 
     It is the `ReservationPort` of its own `receiver`, which the gRPC service or the loopback directory
-    serves. `start` comes first, `stop` last.
+    serves. `connect` makes the transport to a prefill worker that it lends blocks to (None: it lends none).
+    `start` comes first, `stop` last.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class DecodeWorker:
         ref: WorkerRef,
         clock: Clock,
         new_steps: NewSteps = StepThread,
+        connect: Connect | None = None,
     ) -> None:
         self.ref = ref
         self.registry = CollectorRegistry()
@@ -77,7 +83,12 @@ class DecodeWorker:
         self._drained = asyncio.Event()
         self._feed = Feed(ref.epoch)
         self._streams = Streams(config, clock, self._cancel_stream)
-        self.receiver = Receiver(self, ref, runner.layout, TransferMetrics(self.registry), clock)
+        transfers = TransferMetrics(self.registry)
+        self.receiver = Receiver(self, ref, runner.layout, transfers, clock)
+        self._lender: Lender | None = None
+        if connect is not None:
+            sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.lending)
+            self._lender = Lender(sender, ref, runner.layout, clock, self)
         self._loop = DecodeLoop(
             runner,
             config,
@@ -129,6 +140,8 @@ class DecodeWorker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_S):
                     await self.drain(0.0)
+        if self._lender is not None:
+            await self._lender.close()
         await self.receiver.close()
         await asyncio.to_thread(self._thread.stop)
         self._streams.end_all(WorkerDraining("the worker has stopped", worker_id=self.ref.worker_id))
@@ -166,6 +179,15 @@ class DecodeWorker:
     async def prefill(self, job: PrefillJob) -> PrefillResult:
         """Raises InvalidRequest: this worker's role is to decode."""
         raise InvalidRequest("this worker generates, it does not prefill for others", param="worker")
+
+    async def lend(self, job: LendJob) -> LendResult:
+        """Send to a prefill worker what is cached here of a prompt; cancelling the call ends the transfer.
+
+        Raises InvalidRequest, what the other end refused with, WorkerLost or TransferTimeout.
+        """
+        if self._lender is None:
+            raise InvalidRequest("this worker has no way to prefill workers", param="worker")
+        return await self._lender.lend(job)
 
     async def cancel(self, job: CancelJob) -> None:
         """Stop what the job means and free its blocks; end its ticket, known or not yet. See CancelJob."""
@@ -222,6 +244,14 @@ class DecodeWorker:
 
     async def keepalive(self, ticket_id: TicketId) -> None:
         await self._thread.call(partial(self._loop.keepalive, ticket_id))
+
+    # ------------------------------------------------------------ the lender's vault
+
+    async def begin_loan(self, job: LendJob) -> tuple[int, ...]:
+        return await self._thread.call(partial(self._loop.begin_loan, job))
+
+    def end_loan(self, ticket_id: TicketId) -> None:
+        self._thread.post(partial(self._loop.end_loan, ticket_id))
 
     # ------------------------------------------------------------ inside
 

@@ -81,6 +81,11 @@ class SendSession:
         outcome = self._outcome.result() if self._outcome.done() else None
         return outcome if isinstance(outcome, ServingError) else None
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is committed or has failed: no block is read any more."""
+        return self._outcome.done()
+
     async def offered(self) -> tuple[int, ...]:
         """The indexes that decode holds already.
 

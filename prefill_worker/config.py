@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kv_transfer.config import BridgeConfig
+from kv_transfer.config import BridgeConfig, ReceiverConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,9 @@ class PrefillConfig:
     Retry-After). The shortest is read first; `aging`: seconds of work that a second of waiting makes up for.
     The worker calls itself unhealthy when there was work but no progress for `stall_s`.
     `home_pool` and `model` are what it announces. `bridge` are the silences and sizes of the handoff.
+
+    Blocks that a decode worker lends: `borrowing` is what this worker offers to those of its host;
+    `borrowing_silence_s` after the last push or keepalive their room is given back.
     """
 
     token_budget: int = 512
@@ -27,6 +30,8 @@ class PrefillConfig:
     home_pool: str = "prefill"
     model: str = ""
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
+    borrowing: ReceiverConfig = field(default_factory=ReceiverConfig)
+    borrowing_silence_s: float = 5.0
 
     def __post_init__(self) -> None:
         for name in ("token_budget", "max_num_seqs", "max_waiting"):
@@ -34,6 +39,6 @@ class PrefillConfig:
                 raise ValueError(f"{name} must be at least 1")
         if not self.aging >= 0:
             raise ValueError("aging must not be negative")
-        for name in ("stall_s", "status_period_s"):
+        for name in ("stall_s", "status_period_s", "borrowing_silence_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")

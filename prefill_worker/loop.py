@@ -8,7 +8,7 @@ futures or connections: it tells a `PromptListener` what happened, and hears of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from core.block_hash import hash_blocks
@@ -23,6 +23,7 @@ from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import ScheduledSequence, StepOutput, StepPlan
 from engine.step_costs import StepCosts, StepWork
+from prefill_worker.borrowed import Borrowed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.first_tokens import first_tokens
 from prefill_worker.metrics import TicketMetrics
@@ -80,6 +81,7 @@ class PrefillLoop:
             config, allocator.num_blocks, self._block_size, self._cache.try_start
         )
         self._outbox = Outbox(allocator)
+        self.borrowed = Borrowed(ref.worker_id, self._cache, self._cache.pool, config.borrowing_silence_s)
         self._tickets: dict[TicketId, Prompt] = {}
         self.progress_at = clock.now()
         self.is_draining = False
@@ -103,8 +105,12 @@ class PrefillLoop:
         self._end(prompt, error)
 
     def refuse_late(self, ticket_id: TicketId, lifetime_s: float) -> None:
-        """A ticket was cancelled that is not known here: refuse its prefill if that comes late."""
-        self._outbox.remember(ticket_id, self._clock.now() + lifetime_s, is_cancelled=True)
+        """A ticket was cancelled that no prefill bears here: refuse its prefill if that comes late. If
+        blocks are lent under it, they are not wanted any more.
+        """
+        now = self._clock.now()
+        self._outbox.remember(ticket_id, now + lifetime_s, is_cancelled=True)
+        self.borrowed.abort(ticket_id, now)
 
     def granted(self, ticket_id: TicketId) -> None:
         """Decode has reserved room for the ticket."""
@@ -152,6 +158,7 @@ class PrefillLoop:
         for ticket_id in self._outbox.expire(now):
             _log.warning("ticket %s expired", ticket_id)
             self._listener.expired(ticket_id)
+        self.borrowed.expire(now)
         if not self.has_work:
             self.progress_at = now
         self._observe_slots(now)
@@ -159,7 +166,7 @@ class PrefillLoop:
         self._observe_tickets()
 
     def check(self) -> None:
-        """Assert that each block's holders are the prompts and leases that list it."""
+        """Assert that each block's holders are the prompts, leases and borrowed tickets that list it."""
         self._cache.allocator.check(self._tables())
 
     def observe_leak(self) -> None:
@@ -168,7 +175,8 @@ class PrefillLoop:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.num_waiting + self._scheduler.num_running + len(self._outbox) > 0
+        num_prompts = self._scheduler.num_waiting + self._scheduler.num_running
+        return num_prompts + len(self._outbox) + len(self.borrowed) > 0
 
     def status(self) -> WorkerStatus:
         allocator, scheduler = self._cache.allocator, self._scheduler
@@ -314,10 +322,11 @@ class PrefillLoop:
         self._cache.release(prompt.sequence)
         self._tickets.pop(prompt.job.ticket_id, None)
 
-    def _tables(self) -> Iterator[list[int]]:
+    def _tables(self) -> Iterator[Sequence[int]]:
         for prompt in self._scheduler.running:
             yield prompt.sequence.block_table
         yield from self._outbox.tables()
+        yield from self.borrowed.tables()
 
     def _observe_tickets(self) -> None:
         self._ticket_metrics.observe(self._outbox.num_by_state(), self._outbox.num_ended)

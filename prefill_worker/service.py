@@ -1,14 +1,25 @@
-"""Serving a PrefillWorker over gRPC. The bridge's service is not here: a prefill worker only sends."""
+"""Serving a PrefillWorker over gRPC: the calls of routers, and beside them what decode workers lend it."""
 
 from __future__ import annotations
 
 import grpc.aio
 
 from core.peer_security import PeerSecurity
+from kv_transfer.grpc_transport import add_kv_transfer_servicer
 from prefill_worker.worker import PrefillWorker
 from protos.service import serve_worker
 
 
 async def serve(worker: PrefillWorker, host: str, security: PeerSecurity) -> tuple[grpc.aio.Server, int]:
-    """Serve `worker` on a free port of `host` to those whom `security` admits; the server and its port."""
-    return await serve_worker(worker, host, security)
+    """Serve `worker` and its receiver on a free port of `host` to those whom `security` admits.
+
+    Returns the started server and its port. Raises InvalidConfig where shared memory is required and cannot
+    be had.
+    """
+    worker.offer_shared_memory()
+    return await serve_worker(
+        worker,
+        host,
+        security,
+        add_services=lambda server: add_kv_transfer_servicer(server, worker.receiver),
+    )

@@ -22,6 +22,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -33,8 +35,11 @@ from engine.runner import ModelRunner
 from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.metrics import TransferMetrics
+from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
+from kv_transfer.shm_acceptor import offer_shared_memory
 from kv_transfer.transport import Connect
+from prefill_worker.borrower import Borrower
 from prefill_worker.call import PrefillCall
 from prefill_worker.calls import Calls
 from prefill_worker.config import PrefillConfig
@@ -49,7 +54,8 @@ _LATE_PREFILL_S = 60.0
 class PrefillWorker:
     """Reads prompts, samples first tokens, hands the KV over. All errors are ServingErrors.
 
-    `connect` makes the transport to a decode worker. `start` comes first, `stop` last.
+    What decode workers lend comes through its `receiver`, which the gRPC service or the loopback directory
+    serves. `connect` makes the transport to a decode worker. `start` comes first, `stop` last.
     """
 
     def __init__(
@@ -71,9 +77,8 @@ class PrefillWorker:
         self._was_busy = False
         self._feed = Feed(ref.epoch)
         self._metrics = EngineMetrics(self.registry, ref.role, config.model)
-        self._sender = Sender(
-            runner.cache.pool, ref, connect, clock, TransferMetrics(self.registry), config.bridge
-        )
+        transfers = TransferMetrics(self.registry)
+        self._sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.bridge)
         self._calls = Calls(
             self._sender,
             on_granted=lambda ticket_id: self._thread.post(partial(self._loop.granted, ticket_id)),
@@ -92,6 +97,8 @@ class PrefillWorker:
             TicketMetrics(self.registry),
         )
         self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick)
+        self._borrower = Borrower(ref.worker_id, self._loop.borrowed, self._thread.call, clock)
+        self.receiver = Receiver(self._borrower, ref, runner.layout, transfers, clock)
 
     # ------------------------------------------------------------ life
 
@@ -111,12 +118,18 @@ class PrefillWorker:
         self._mailbox.open(io_loop)
         self._thread.start()
 
+    def offer_shared_memory(self) -> None:
+        """Let decode workers of this host lend through shared memory, as configured. On the running loop;
+        raises InvalidConfig where it is required and cannot be had.
+        """
+        offer_shared_memory(self.receiver, self._config.borrowing)
+
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so, finish what runs.
 
         What is left after `timeout_s` ends with WorkerDraining, so that it is placed elsewhere.
         """
-        self._is_draining = True
+        self._is_draining = self._borrower.is_draining = True
         await self._thread.call(self._announce_draining)
         if not await self._calls.wait_idle(timeout_s):
             for call in self._calls:
@@ -127,7 +140,9 @@ class PrefillWorker:
         """End everything; whoever still waits gets WorkerDraining. Safe to call twice."""
         if self._thread.is_alive:
             await self.drain(0.0)
+            await self._thread.call(partial(self._loop.borrowed.abort_all, self._clock.now()))
         await self._sender.close()
+        await self.receiver.close()
         await asyncio.to_thread(self._thread.stop)
         self._feed.close()
         self._runner.cache.allocator.on_events = None
@@ -179,6 +194,10 @@ class PrefillWorker:
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         """Raises InvalidRequest: this worker's role is to prefill."""
         raise InvalidRequest("this worker prefills, it does not generate", param="worker")
+
+    async def lend(self, job: LendJob) -> LendResult:
+        """Raises InvalidRequest: this worker's role is to prefill."""
+        raise InvalidRequest("this worker prefills, it lends nothing", param="worker")
 
     async def cancel(self, job: CancelJob) -> None:
         """Stop what is done for the ticket, or without one for the whole request; abort and free."""

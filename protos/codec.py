@@ -11,18 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from core.ids import Epoch, RequestId, TicketId
-from core.jobs import CancelJob, GenerateEvent, GenerateJob, PrefillJob, PrefillResult, SampleStart
+from core.jobs import (
+    CancelJob,
+    GenerateEvent,
+    GenerateJob,
+    LendJob,
+    LendResult,
+    PrefillJob,
+    PrefillResult,
+    SampleStart,
+)
 from core.request import Request
 from protos import inference_pb2 as pb
 from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
 from protos.value_codec import (
     checked_time_left,
     decode_delta,
+    decode_hashes,
     decode_logprobs,
     decode_reading,
     decode_request,
     decode_worker_ref,
     encode_delta,
+    encode_hashes,
     encode_logprobs,
     encode_reading,
     encode_request,
@@ -51,6 +62,10 @@ __all__ = [
     "encode_watch_event",
     "generate_job",
     "generate_request",
+    "lend_job",
+    "lend_reply",
+    "lend_request",
+    "lend_result",
     "prefill_job",
     "prefill_reply",
     "prefill_request",
@@ -143,6 +158,39 @@ def decode_generate_event(message: pb.GenerateEvent) -> GenerateEvent:
         raise malformed("delta", "is absent")
     reading = decode_reading(message.reading) if message.HasField("reading") else None
     return GenerateEvent(decode_delta(message.delta), decode_logprobs(message.prompt_logprobs), reading)
+
+
+def lend_request(job: LendJob, receiver_epoch: Epoch) -> pb.LendRequest:
+    return pb.LendRequest(
+        receiver_epoch=receiver_epoch,
+        request_id=job.request_id,
+        ticket_id=job.ticket_id,
+        block_hashes=encode_hashes(job.block_hashes),
+        to=encode_worker_ref(job.to),
+        time_left_s=job.time_left_s,
+    )
+
+
+def lend_job(message: pb.LendRequest) -> LendJob:
+    if not message.HasField("to"):
+        raise malformed("to", "is absent")
+    if not message.ticket_id:
+        raise malformed("ticket_id", "is empty")
+    return LendJob(
+        request_id=RequestId(message.request_id),
+        ticket_id=TicketId(message.ticket_id),
+        block_hashes=decode_hashes(message.block_hashes, "block_hashes"),
+        to=decode_worker_ref(message.to, "to"),
+        time_left_s=checked_time_left(message.time_left_s),
+    )
+
+
+def lend_reply(result: LendResult) -> pb.LendReply:
+    return pb.LendReply(num_tokens=result.num_tokens, num_sent_blocks=result.num_sent_blocks)
+
+
+def lend_result(message: pb.LendReply) -> LendResult:
+    return LendResult(message.num_tokens, message.num_sent_blocks)
 
 
 def cancel_request(job: CancelJob, receiver_epoch: Epoch) -> pb.CancelRequest:

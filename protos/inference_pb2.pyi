@@ -194,6 +194,30 @@ class GenerateEvent(_message.Message):
     reading: Reading
     def __init__(self, delta: _Optional[_Union[TokenDelta, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., reading: _Optional[_Union[Reading, _Mapping]] = ...) -> None: ...
 
+class LendRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "request_id", "ticket_id", "block_hashes", "to", "time_left_s")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    TICKET_ID_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_HASHES_FIELD_NUMBER: _ClassVar[int]
+    TO_FIELD_NUMBER: _ClassVar[int]
+    TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    request_id: str
+    ticket_id: str
+    block_hashes: bytes
+    to: WorkerRef
+    time_left_s: float
+    def __init__(self, receiver_epoch: _Optional[int] = ..., request_id: _Optional[str] = ..., ticket_id: _Optional[str] = ..., block_hashes: _Optional[bytes] = ..., to: _Optional[_Union[WorkerRef, _Mapping]] = ..., time_left_s: _Optional[float] = ...) -> None: ...
+
+class LendReply(_message.Message):
+    __slots__ = ("num_tokens", "num_sent_blocks")
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    num_tokens: int
+    num_sent_blocks: int
+    def __init__(self, num_tokens: _Optional[int] = ..., num_sent_blocks: _Optional[int] = ...) -> None: ...
+
 class CancelRequest(_message.Message):
     __slots__ = ("receiver_epoch", "request_id", "ticket_id", "reason", "sample_index")
     RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class WorkerStub:
                 request_serializer=protos_dot_inference__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.GenerateEvent.FromString,
                 _registered_method=True)
+        self.Lend = channel.unary_unary(
+                '/baton.inference.Worker/Lend',
+                request_serializer=protos_dot_inference__pb2.LendRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.LendReply.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/baton.inference.Worker/Cancel',
                 request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -76,6 +81,12 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Lend(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +128,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=protos_dot_inference__pb2.GenerateRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Lend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Lend,
+                    request_deserializer=protos_dot_inference__pb2.LendRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.LendReply.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -193,6 +209,33 @@ class Worker:
             '/baton.inference.Worker/Generate',
             protos_dot_inference__pb2.GenerateRequest.SerializeToString,
             protos_dot_inference__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Lend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.inference.Worker/Lend',
+            protos_dot_inference__pb2.LendRequest.SerializeToString,
+            protos_dot_inference__pb2.LendReply.FromString,
             options,
             channel_credentials,
             insecure,

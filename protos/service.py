@@ -22,6 +22,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -58,6 +60,8 @@ class ServedWorker(Protocol):
     async def prefill(self, job: PrefillJob) -> PrefillResult: ...
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]: ...
+
+    async def lend(self, job: LendJob) -> LendResult: ...
 
     async def cancel(self, job: CancelJob) -> None: ...
 
@@ -126,8 +130,8 @@ async def _refuse(messages: AsyncIterator[bytes], context: Context) -> None:
 class WorkerService(WorkerServicer):
     """One method for each call of `Worker`.
 
-    A broken or cancelled Prefill call cancels its handler, and with it the work; a broken Generate call
-    detaches from its stream.
+    A broken or cancelled Prefill or Lend call cancels its handler, and with it the work; a broken Generate
+    call detaches from its stream.
     """
 
     def __init__(self, worker: ServedWorker) -> None:
@@ -148,6 +152,13 @@ class WorkerService(WorkerServicer):
                 events = self._worker.generate(codec.generate_job(request))
                 async for message in _encoded(events, codec.encode_generate_event):
                     yield message
+        except ServingError as error:
+            await _abort(context, error)
+
+    async def Lend(self, request: pb.LendRequest, context: Context) -> pb.LendReply:  # noqa: N802
+        try:
+            with self._checked(request.receiver_epoch):
+                return codec.lend_reply(await self._worker.lend(codec.lend_job(request)))
         except ServingError as error:
             await _abort(context, error)
 

@@ -21,6 +21,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -76,6 +78,14 @@ class GrpcWorker:
                     yield self._read(codec.decode_generate_event, reply)
             finally:
                 call.cancel()
+
+    async def lend(self, job: LendJob) -> LendResult:
+        message = codec.lend_request(job, self._ref.epoch)
+        with self._translated():
+            reply = await self._stub.Lend(
+                message, timeout=job.time_left_s + _GRACE_S, metadata=self._metadata
+            )
+        return self._read(codec.lend_result, reply)
 
     async def cancel(self, job: CancelJob) -> None:
         with self._translated():

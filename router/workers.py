@@ -15,6 +15,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -34,6 +36,10 @@ class WorkerSurface(Protocol):
         """Tokens until each sample of the job has a finish reason. Closing the iterator detaches from the
         job.
         """
+        ...
+
+    async def lend(self, job: LendJob) -> LendResult:
+        """Send cached blocks to a prefill worker. Cancelling the call cancels the transfer."""
         ...
 
     async def cancel(self, job: CancelJob) -> None:
@@ -88,6 +94,9 @@ class InProcessWorker:
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         return self._surface.generate(job)
+
+    async def lend(self, job: LendJob) -> LendResult:
+        return await self._surface.lend(job)
 
     async def cancel(self, job: CancelJob) -> None:
         await self._surface.cancel(job)

@@ -19,6 +19,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -137,6 +139,10 @@ class SimWorker:
     async def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
         async for event in self._stream(lambda worker: worker.generate(job)):
             yield event
+
+    async def lend(self, job: LendJob) -> LendResult:
+        result: LendResult = await self._call(lambda worker: worker.lend(job))
+        return result
 
     async def cancel(self, job: CancelJob) -> None:
         site = self._site()

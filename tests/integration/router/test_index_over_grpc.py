@@ -21,6 +21,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SampleStart,
@@ -124,6 +126,9 @@ class FedWorker:
         raise InvalidRequest("this worker only tells what it holds")
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
+        raise InvalidRequest("this worker only tells what it holds")
+
+    async def lend(self, job: LendJob) -> LendResult:
         raise InvalidRequest("this worker only tells what it holds")
 
     async def cancel(self, job: CancelJob) -> None:

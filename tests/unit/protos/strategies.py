@@ -13,6 +13,7 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
     PrefillJob,
     PrefillResult,
     Reading,
@@ -107,6 +108,9 @@ prefill_results = st.builds(
 seconds = st.floats(0.0, 1e6, allow_nan=False)
 readings = st.builds(Reading, seconds, seconds, seconds, st.none() | st.sampled_from(StallCause))
 generate_events = st.builds(GenerateEvent, deltas, logprobs, st.none() | readings)
+lend_jobs = st.builds(
+    LendJob, texts.map(RequestId), ticket_ids, st.lists(hashes, max_size=4).map(tuple), worker_refs, seconds
+)
 cancel_jobs = st.builds(
     CancelJob,
     texts.map(RequestId),

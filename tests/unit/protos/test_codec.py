@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from core.block_hash import BlockHash
 from core.errors import InvalidRequest
-from core.ids import Epoch
+from core.ids import Epoch, RequestId, Role, WorkerId, WorkerRef, new_ticket_id
 from core.jobs import (
     BlockPage,
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -55,6 +58,34 @@ def test_a_generate_job_keeps_every_field(job: GenerateJob, epoch: Epoch) -> Non
 @given(strategies.generate_events)
 def test_a_generate_event_keeps_every_field(event: GenerateEvent) -> None:
     assert codec.decode_generate_event(over_the_wire(codec.encode_generate_event(event))) == event
+
+
+@strategies.quick
+@given(strategies.lend_jobs, strategies.epochs)
+def test_a_lend_job_keeps_every_field(job: LendJob, epoch: Epoch) -> None:
+    message = over_the_wire(codec.lend_request(job, epoch))
+    assert codec.lend_job(message) == job
+    assert message.receiver_epoch == epoch
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("to", None), ("ticket_id", ""), ("block_hashes", b"x" * 15), ("time_left_s", -1.0)]
+)
+def test_a_malformed_lend_job_is_refused_by_name(field: str, value: object) -> None:
+    ref = WorkerRef(WorkerId("p"), Role.PREFILL, Epoch(7), "here")
+    job = LendJob(RequestId("r"), new_ticket_id(), (BlockHash(b"x" * 16),), ref, 1.0)
+    message = codec.lend_request(job, Epoch(9))
+    if value is None:
+        message.ClearField(field)
+    else:
+        setattr(message, field, value)
+    with pytest.raises(InvalidRequest) as caught:
+        codec.lend_job(message)
+    assert caught.value.details["param"] == field
+
+
+def test_a_lend_result_keeps_every_field() -> None:
+    assert codec.lend_result(over_the_wire(codec.lend_reply(LendResult(96, 4)))) == LendResult(96, 4)
 
 
 @strategies.quick

@@ -24,6 +24,8 @@ from core.jobs import (
     CancelJob,
     GenerateEvent,
     GenerateJob,
+    LendJob,
+    LendResult,
     PrefillJob,
     PrefillResult,
     SnapshotJob,
@@ -96,8 +98,8 @@ def new_status(ref: WorkerRef, **fields: Any) -> WorkerStatus:
 class ScriptedWorker:
     """One worker. `on_prefill` may return an error to raise; `break_at[position]` errors end streams there.
 
-    `hold` (an event) makes prefills wait; `pause_at` makes streams wait before that position until `resume`
-    is set.
+    `hold` (an event) makes prefills wait, `hold_loans` what it lends; `pause_at` makes streams wait before
+    that position until `resume` is set.
     """
 
     role: Role
@@ -108,14 +110,17 @@ class ScriptedWorker:
     number: int = 0
     on_prefill: PrefillAct | None = None
     on_generate: Callable[[GenerateJob], ServingError | None] | None = None
+    on_lend: Callable[[LendJob], ServingError | None] | None = None
     break_at: dict[int, ServingError] = field(default_factory=dict)
     hold: asyncio.Event | None = None
+    hold_loans: asyncio.Event | None = None
     pause_at: int | None = None
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     num_cached_tokens: int = 0
     num_blocks: int = 512 // LAYOUT.block_size
     prefills: list[PrefillJob] = field(default_factory=list)
     generates: list[GenerateJob] = field(default_factory=list)
+    loans: list[LendJob] = field(default_factory=list)
     cancels: list[CancelJob] = field(default_factory=list)
     snapshots: list[SnapshotJob] = field(default_factory=list)
     num_open_calls: int = 0
@@ -196,6 +201,20 @@ class ScriptedWorker:
                 if delta.finish_reason is not None:
                     del positions[sample_index]
             await self._or_death(asyncio.sleep(0))
+
+    async def lend(self, job: LendJob) -> LendResult:
+        self._check_alive()
+        self.loans.append(job)
+        self.num_open_calls += 1
+        try:
+            if self.hold_loans is not None:
+                await self._or_death(self.hold_loans.wait())
+            error = self.on_lend(job) if self.on_lend is not None else None
+            if error is not None:
+                raise error
+            return LendResult(len(job.block_hashes) * LAYOUT.block_size, len(job.block_hashes))
+        finally:
+            self.num_open_calls -= 1
 
     async def cancel(self, job: CancelJob) -> None:
         self._check_alive()
