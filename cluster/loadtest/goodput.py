@@ -41,11 +41,10 @@ class Slo:
         if not record.is_completed:
             return False
         ttft = record.e2e_s if record.ttft_s is None else record.ttft_s
-        return (
-            _within(ttft, self.ttft_s)
-            and _within(record.tpot_s, self.itl_s)
-            and _within(record.longest_pause_s, self.longest_pause_s)
-        )
+        is_in_time = _within(ttft, self.ttft_s) and _within(record.tpot_s, self.itl_s)
+        if self.longest_pause_s is None or not is_in_time:
+            return is_in_time
+        return _within(record.longest_pause_s, self.longest_pause_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Summary:
     answers, from the first request due until the last answer's end. `pause`: between two pieces of an answer;
     `itl`: the same per token; `tpot`: each request's mean. `num_short`: complete answers with fewer tokens
     than were asked for. `num_wrong_prompts`: those of which the server read another number of prompt tokens.
+    `num_uncounted`: those whose tokens it did not count, so that each event is taken for one.
     """
 
     num_requests: int
@@ -78,6 +78,7 @@ class Summary:
     num_unfinished: int
     num_short: int
     num_wrong_prompts: int
+    num_uncounted: int
     window_s: float
     elapsed_s: float
     offered_rps: float
@@ -132,8 +133,10 @@ def summarize(records: Sequence[RequestRecord], slo: Slo, window_s: float) -> Su
         num_unfinished=kinds[Outcome.UNFINISHED],
         num_short=sum(record.num_output_tokens < record.planned_output_tokens for record in completed),
         num_wrong_prompts=sum(
-            0 < record.planned_prompt_tokens != record.num_prompt_tokens for record in completed
+            record.has_usage and 0 < record.planned_prompt_tokens != record.num_prompt_tokens
+            for record in completed
         ),
+        num_uncounted=sum(not record.has_usage for record in completed),
         window_s=window_s,
         elapsed_s=elapsed_s,
         offered_rps=len(records) / window_s,

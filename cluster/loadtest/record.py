@@ -30,7 +30,7 @@ class RequestRecord:
     the server. `sent_s`: when sending began. `event_times_s`: when each piece of the answer that holds text
     arrived; an empty first piece that only opens the answer is none. `num_prompt_tokens` and
     `num_output_tokens` are the server's counts if it gives them; `planned_…` what was wanted. `detail` says
-    what went wrong.
+    what went wrong. Without `has_usage` the server counted nothing, and each event is taken for a token.
     """
 
     index: int
@@ -47,6 +47,7 @@ class RequestRecord:
     finish_reason: str | None = None
     status: int | None = None
     detail: str = ""
+    has_usage: bool = True
 
     @property
     def is_completed(self) -> bool:
