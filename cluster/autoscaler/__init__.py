@@ -1,0 +1,1 @@
+"""How many workers each pool has: measured, decided, carried out and written down."""
