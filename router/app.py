@@ -39,8 +39,10 @@ from router.leases import Leases
 from router.limits import LimitOwner, SoleOwner
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
+from router.recent_calls import RecentCalls
 from router.schema import parse
 from router.served_model import ServedModel
+from router.status_page import StatusPage
 from router.tenants import Tenants
 from router.tracing import tracing_of
 from router.worker_table import Sleep, WorkerTable
@@ -77,8 +79,10 @@ def create_app(
     accounts = Accounts(config, model.name, leases, metrics, clock)
     tracing = tracing_of(config.tracing, clock)
     captures = captures_of(config.capture, chance or random.Random())
-    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, tracing, captures)
+    recent = RecentCalls()
+    rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, recent, tracing, captures)
     pages = _Pages(config, model, table, metrics, tenants)
+    status_page = StatusPage(config, model.name, table, metrics, tenants, recent, clock)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
         return completion_call(parse(CompletionBody, body), model, config, max_context)
@@ -121,6 +125,7 @@ def create_app(
             Route("/health", pages.health),
             Route("/ready", pages.ready),
             Route("/metrics", pages.metrics),
+            *status_page.routes(),
         ],
         exception_handlers={HTTPException: pages.refused, ServingError: pages.failed},
         lifespan=lifespan,

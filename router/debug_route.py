@@ -23,6 +23,7 @@ from router.endpoint import ReadCall, Rooms
 from router.json_body import parse_json
 from router.placer import Search
 from router.setbacks import Setbacks
+from router.why import why_line
 
 _MAX_MS_DIGITS = 3
 
@@ -109,26 +110,4 @@ def _decision(decision: Decision) -> dict[str, Any]:
 
 
 def _why(decision: Decision | None, refusal: Callable[[], str]) -> str:
-    """One sentence: against the best of the other plans, and which term made the difference."""
-    if decision is None:
-        return f"no worker can take it now: {refusal()}"
-    if not decision.terms:
-        return "the policy chooses without costs"
-    if not decision.others:
-        return f"{decision.plan.value} is the only plan that is possible; it costs {decision.cost_ms:.1f} ms"
-    other = min(decision.others, key=lambda item: item.cost_ms)
-    added = {
-        term: other.terms.get(term, 0.0) - decision.terms.get(term, 0.0)
-        for term in (*decision.terms, *other.terms)
-    }
-    term = max(added, key=lambda name: added[name])
-    difference = other.cost_ms - decision.cost_ms
-    if difference < 0:
-        return (
-            f"{decision.plan.value} costs {decision.cost_ms:.1f} ms, {other.plan.value} {-difference:.1f} ms "
-            "less: a near tie, left to chance"
-        )
-    return (
-        f"{decision.plan.value} costs {decision.cost_ms:.1f} ms, {other.plan.value} {difference:.1f} ms "
-        f"more; {term} alone {added[term]:+.1f} ms"
-    )
+    return f"no worker can take it now: {refusal()}" if decision is None else why_line(decision)

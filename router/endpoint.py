@@ -29,9 +29,10 @@ from router.http_errors import error_body, error_headers, internal_error
 from router.json_body import parse_json
 from router.metrics import Outcome, RequestLabels, RouterMetrics, outcome_of
 from router.pipeline import Pipeline
+from router.recent_calls import RecentCalls
 from router.reply import Reply
 from router.served_model import ServedModel
-from router.spans import EndedCall, Span, call_span
+from router.spans import EndedCall, call_span
 from router.sse import CONTENT_TYPE, DONE, frame
 from router.tenants import Tenants
 from router.tracing import Tracing
@@ -59,6 +60,7 @@ class Rooms:
     metrics: RouterMetrics
     tenants: Tenants
     accounts: Accounts
+    recent: RecentCalls
     tracing: Tracing | None = None
     captures: Captures | None = None
 
@@ -272,8 +274,18 @@ class _Exchange:
         self._rooms.metrics.ended(self._labels, outcome, reason, seconds)
         if self._account is not None:
             self._account.close(outcome, reason, seconds)
+        call = EndedCall(
+            self._endpoint.name,
+            self._labels.model,
+            self._call_id,
+            self._arrived_at,
+            self._arrived_at + seconds,
+            None if self._account is None else self._account.answering,
+            None if outcome is Outcome.SUCCEEDED else reason,
+        )
+        self._rooms.recent.add(call, outcome, reason, time.time())
         if self._rooms.tracing is not None:
-            self._rooms.tracing.record(self._span(outcome, reason, seconds), self._headers)
+            self._rooms.tracing.record(call_span(call), self._headers)
 
         if self._rooms.captures is not None and self._account is not None:
             self._capture(self._rooms.captures, self._account.answering, outcome, reason, seconds)
@@ -303,19 +315,6 @@ class _Exchange:
         }
         answers = ["".join(pieces) for pieces in answering.kept_texts or ()]
         captures.keep(self._call_id, facts, {"request": self._body, "answers": answers})
-
-    def _span(self, outcome: Outcome, reason: str, seconds: float) -> Span:
-        return call_span(
-            EndedCall(
-                self._endpoint.name,
-                self._labels.model,
-                self._call_id,
-                self._arrived_at,
-                self._arrived_at + seconds,
-                None if self._account is None else self._account.answering,
-                None if outcome is Outcome.SUCCEEDED else reason,
-            )
-        )
 
 
 async def _maybe_elsewhere(num_bytes: int, work: Callable[[], T]) -> T:

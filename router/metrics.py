@@ -68,6 +68,7 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.num_waiting = self.num_running = 0
         labels = ("endpoint", "model")
         self._started = Counter(
             telemetry.REQUESTS_STARTED, "Requests received.", labels, registry=self.registry
@@ -190,6 +191,7 @@ class RouterMetrics:
         self._predictions.labels(part).observe(actual_ms / max(0.1, predicted_ms))
 
     def waiting(self, num_waiting: int, num_running: int) -> None:
+        self.num_waiting, self.num_running = num_waiting, num_running
         self._running.labels("waiting").set(num_waiting)
         self._running.labels("running").set(num_running)
 
