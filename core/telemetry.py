@@ -21,6 +21,9 @@ PLACEMENTS = "baton_placements"
 PREDICTED_CACHED_TOKENS = "baton_predicted_cached_tokens"
 PREDICTION_RATIO = "baton_prediction_ratio"
 RETRIES = "baton_retries"
+PULLS = "baton_pulls"
+PULLED_TOKENS = "baton_pulled_tokens"
+RESUMED_TOKENS = "baton_resumed_tokens"
 WORKERS = "baton_workers"
 ROUTER_REQUESTS = "baton_router_requests"
 TENANT_TOKENS = "baton_tenant_tokens"
@@ -50,6 +53,7 @@ PREEMPTIONS = "baton_preemptions"
 PROMPT_TOKENS = "baton_prompt_tokens"
 GENERATED_TOKENS = "baton_generated_tokens"
 STEP_SECONDS = "baton_step_seconds"
+WEIGHT_BYTES = "baton_weight_bytes"
 SEQUENCES_FINISHED = "baton_sequences_finished"
 KV_SLOT_TOKENS = "baton_kv_slot_tokens"
 
@@ -63,13 +67,15 @@ KV_TRANSFER_FAILURES = "baton_kv_transfer_failures"
 KV_TRANSFER_FALLBACKS = "baton_kv_transfer_fallbacks"
 KV_STAGING_BYTES = "baton_kv_staging_bytes"
 KV_DEVICE_STAGING_BYTES = "baton_kv_device_staging_bytes"
+KV_GROUP_STAGING_BYTES = "baton_kv_group_staging_bytes"
 
 
 class TTFTPart(StrEnum):
     """Where the time to a first token went; the parts of one prompt add up to its TTFT.
 
     ADMIT: reading the body, keys, limits, the router's own line. TOKENIZE: what the body means, in tokens.
-    PLACE: naming blocks, choosing workers, waiting for one. RETRY: what was lost on workers that failed.
+    PLACE: naming blocks, choosing workers, waiting for one. PULL: cached blocks on their way from a decode
+    worker to the one that reads. RETRY: what was lost on workers that failed.
     QUEUE: on the worker that reads, up to its first step for the prompt. PREFILL: from there to the sampled
     token. FIRST_TOKEN: from there into the router: messages, and decode's consent to take the KV.
     """
@@ -77,6 +83,7 @@ class TTFTPart(StrEnum):
     ADMIT = "admit"
     TOKENIZE = "tokenize"
     PLACE = "place"
+    PULL = "pull"
     RETRY = "retry"
     QUEUE = "queue"
     PREFILL = "prefill"

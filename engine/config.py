@@ -31,6 +31,9 @@ class EngineConfig:
     processor for them. `triton` runs the kernels of a GPU in Triton's interpreter, to check that path: it is
     thousands of times slower, needs TRITON_INTERPRET=1 in the environment and serves one worker per process.
 
+    `share_packed_weights`: the native operators' weights are packed once into the cache folder
+    (`$BATON_CACHE`), and the workers of a host map that file; otherwise each has a copy of its own.
+
     `dtype` is that of weights, activations and KV; 16 bits on the path of a GPU only, the CPU's operators
     compute in fp32. Logits are fp32 everywhere. `cuda_graphs`: decode steps are recorded at start and
     replayed. `overlap`: a decode worker starts a step before it has read the result of the one before, so
@@ -52,6 +55,7 @@ class EngineConfig:
     decode_stretch: float = 1.6
     enable_prefix_cache: bool = True
     cpu_kernels: Literal["auto", "native", "torch", "triton"] = "auto"
+    share_packed_weights: bool = True
 
     def __post_init__(self) -> None:
         if self.block_size < 1:

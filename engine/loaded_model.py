@@ -6,7 +6,7 @@ workers of one process can share it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,6 +18,7 @@ from engine.model.config import ModelConfig
 from engine.model.progress import Progress
 from engine.model.source import resolve_model
 from engine.model.transformer import Transformer
+from engine.model.weights import WeightBytes, num_matrix_elements
 from engine.native.choice import choose_ops
 from engine.native.model import load_native
 from engine.native.operators import NativeOps
@@ -28,8 +29,7 @@ class LoadedModel:
     """`max_context` is the model's, or less if the configuration caps it.
 
     `ops` are the native operators that `transformer` is made of, which then need an attention backend of
-    theirs; None for plain torch. With `is_triton` it is made of Triton kernels, with weights in `dtype`;
-    `weight_bytes` is what they take of a GPU's memory.
+    theirs; None for plain torch. With `is_triton` it is made of Triton kernels, with weights in `dtype`.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class LoadedModel:
     ops: NativeOps | None = None
     dtype: str = "float32"
     is_triton: bool = False
-    weight_bytes: int = 0
+    weight_bytes: WeightBytes = field(default_factory=WeightBytes)
 
 
 def load_model(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
@@ -68,10 +68,14 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
 
         dtype = TORCH_DTYPES[config.dtype]
         transformer = load_triton(folder, model_config, max_context, device, dtype)
+        weight_bytes = WeightBytes(device=_allocated(device) - num_bytes)
     elif ops is None:
         transformer = Transformer.load(folder, model_config, max_context, device)
+        weight_bytes = WeightBytes(private=num_matrix_elements(model_config) * torch.float32.itemsize)
     else:
-        transformer = load_native(folder, model_config, max_context, ops)
+        transformer, weight_bytes = load_native(
+            folder, model_config, max_context, ops, config.share_packed_weights
+        )
     if progress is not None:
         progress(f"loading {model_config.name}", 1.0)
     return LoadedModel(
@@ -83,7 +87,7 @@ def load_model(config: EngineConfig, progress: Progress | None = None) -> Loaded
         ops,
         config.dtype,
         config.uses_triton,
-        _allocated(device) - num_bytes,
+        weight_bytes,
     )
 
 

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from core import telemetry
 from core.ids import Role
 from core.worker_status import WorkerStatus
+from engine.model.weights import WeightBytes
 from engine.sequence import Sequence
 
 _STEP_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -82,6 +83,13 @@ class EngineMetrics:
             (*names, "kind"),
             registry=registry,
         )
+        weights = Gauge(
+            telemetry.WEIGHT_BYTES,
+            "Memory of the weights: this worker's own, mapped together with workers of its host, on its GPU",
+            (*names, "kind"),
+            registry=registry,
+        )
+        self._weights = {kind: weights.labels(*values, kind) for kind in ("private", "shared", "device")}
         self._slots_held = slots.labels(*values, "held")
         self._slots_computed = slots.labels(*values, "computed")
         self._slots_since: float | None = None
@@ -102,6 +110,12 @@ class EngineMetrics:
         self._blocks["cached"].set(status.num_cached_blocks)
         self._blocks["held"].set(status.num_held_blocks)
         self._blocks["quarantined"].set(status.num_quarantined_blocks)
+
+    def observe_weights(self, weights: WeightBytes) -> None:
+        """What the loaded model's weights take. Once, at start."""
+        self._weights["private"].set(weights.private)
+        self._weights["shared"].set(weights.shared)
+        self._weights["device"].set(weights.device)
 
     def observe_leak(self, difference: int) -> None:
         """The allocator's `leak_difference` over all tables; anything but 0 is a bug."""

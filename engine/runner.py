@@ -56,7 +56,8 @@ _log = logging.getLogger(__name__)
 class ModelRunner:
     """Runs steps of `loaded` over a pool of its own.
 
-    `cache` holds pool and allocator; `max_context` bounds prompt and output of a sequence.
+    `cache` holds pool and allocator; `max_context` bounds prompt and output of a sequence; `weight_bytes` is
+    the memory that its weights take.
     """
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, limits: StepLimits | None = None) -> None:
@@ -66,6 +67,7 @@ class ModelRunner:
         limits = limits or StepLimits()
         self.model_config = loaded.config
         self.max_context = loaded.max_context
+        self.weight_bytes = loaded.weight_bytes
         self.layout = KVLayout(
             model=loaded.config.digest,
             num_layers=loaded.config.num_layers,
@@ -274,7 +276,7 @@ def _num_blocks(loaded: LoadedModel, config: EngineConfig, layout: KVLayout, lim
 
         probe = ModelRunner(loaded, replace(config, num_kv_blocks=1), limits)
         memory = measured_memory(
-            loaded.device, loaded.weight_bytes, layout, limits, loaded.max_context, probe.run
+            loaded.device, loaded.weight_bytes.device, layout, limits, loaded.max_context, probe.run
         )
         return num_fitting_blocks(memory, config.gpu_memory_utilization, layout.block_bytes)
     num_blocks = config.kv_cache_bytes // layout.block_bytes

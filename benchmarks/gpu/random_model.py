@@ -19,7 +19,7 @@ from engine.loaded_model import LoadedModel
 from engine.model.config import ModelConfig
 from engine.model.rope_config import RopeConfig
 from engine.model.transformer import Transformer
-from engine.model.weights import EMBEDDING, expected_tensors
+from engine.model.weights import EMBEDDING, WeightBytes, expected_tensors
 from engine.runner import ModelRunner
 from engine.step import StepLimits
 
@@ -126,7 +126,7 @@ def _loaded(
         device=device,
         dtype=engine.dtype,
         is_triton=True,
-        weight_bytes=weight_bytes,
+        weight_bytes=WeightBytes(device=weight_bytes),
     )
 
 

@@ -8,7 +8,9 @@ thread.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +27,17 @@ Weights = Mapping[str, torch.Tensor]
 """Canonical name to tensor: fp32, except matrices that were asked for as they are stored."""
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBytes:
+    """Memory that a worker's weights take: of its own, mapped together with other workers of the host, and on
+    its GPU. The checkpoint itself is mapped, too, and counts nowhere: the system may drop it.
+    """
+
+    private: int = 0
+    shared: int = 0
+    device: int = 0
 
 
 def load_weights(path: Path, config: ModelConfig, *, keeps_half: bool = False) -> Weights:
@@ -87,3 +100,11 @@ def _layer_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         if has_bias:
             shapes[f"{name}.bias"] = (num_out,)
     return shapes
+
+
+def num_matrix_elements(config: ModelConfig) -> int:
+    """Elements of all matrices that a step multiplies with, the head included and the embedding not."""
+    shapes = expected_tensors(config)
+    head = shapes.pop(EMBEDDING) if config.is_head_tied else shapes.pop(HEAD)
+    shapes.pop(EMBEDDING, None)
+    return math.prod(head) + sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2)

@@ -8,6 +8,7 @@ thread; stateless after construction.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from core.errors import InvalidConfig
 from engine.model.names import BLOCKS_FILE
 from engine.model.weights import Weights
 from engine.native.operators import NativeOps
+from engine.native.packed_store import Store
 from engine.native.packing import PackedWeight, QuantizedWeight, pack_blocks, pack_dense
 
 
@@ -34,17 +36,18 @@ class NativeLinear:
 
 
 class NativeLinears:
-    """A `LinearFactory`; see `engine.model.linear`. `num_bytes` counts the packed copies it has made."""
+    """A `LinearFactory`; see `engine.model.linear`. `num_bytes` counts the packed weights of its layers."""
 
-    def __init__(self, ops: NativeOps, weights: Weights, folder: Path) -> None:
+    def __init__(self, ops: NativeOps, weights: Weights, folder: Path, store: Store) -> None:
         """`folder` is the checkpoint's, looked into for quantization blocks."""
         self._ops = ops
         self._weights = weights
         self._blocks = StoredBlocks(folder)
+        self._store = store
         self.num_bytes = 0
 
     def __call__(self, names: Sequence[str]) -> NativeLinear:
-        packed = self._packed(names)
+        packed = self._store.weight("+".join(names), partial(self._packed, names))
         self.num_bytes += packed.num_bytes
         biases = [self._weights[f"{name}.bias"] for name in names if f"{name}.bias" in self._weights]
         assert len(biases) in (0, len(names)), f"{names}: some of the fused modules have a bias, some do not"

@@ -32,6 +32,7 @@ from engine.model.weights import load_weights
 from engine.native.build import NativeUnavailable
 from engine.native.linear import NativeLinears
 from engine.native.operators import load_ops
+from engine.native.packed_store import PrivateStore
 from engine.runner import ModelRunner
 from engine.sequence import new_sequence
 from engine.step import ScheduledSequence, StepPlan
@@ -246,7 +247,7 @@ def test_the_runner_gives_the_references_tokens_and_logprobs(
 def test_native_layers_multiply_the_blocks_and_give_the_same_values(folder: Path) -> None:
     skip_without_native_ops()
     weights = load_weights(folder, ModelConfig.from_folder(folder), keeps_half=True)
-    linears = NativeLinears(load_ops(), weights, folder)
+    linears = NativeLinears(load_ops(), weights, folder, PrivateStore())
     for names in (
         ["layers.3.self_attn.q_proj", "layers.3.self_attn.k_proj", "layers.3.self_attn.v_proj"],
         ["layers.29.mlp.down_proj"],

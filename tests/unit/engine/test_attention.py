@@ -42,7 +42,7 @@ class Paged:
             self.model = Transformer.load(folder, self.config)
         else:
             ops = load_ops()
-            self.model = load_native(folder, self.config, self.config.max_context, ops)
+            self.model, _ = load_native(folder, self.config, self.config.max_context, ops)
             self.attention = NativePagedAttention(ops, self.pool, self.config.num_heads)
         self.random = random.Random(seed)
         self.free = list(range(_NUM_BLOCKS))
