@@ -52,13 +52,13 @@ class _Question:
         return PoolState(
             pool.slow.after(
                 self._now,
-                self._needs[role].num_workers,
+                self._needs[role],
                 (config.scale_up_delay_s, config.scale_down_delay_s),
                 is_complete,
             ),
             pool.quick.after(
                 self._now,
-                self._quick_needs[role].num_workers,
+                self._quick_needs[role],
                 (config.scale_up_delay_s, self._generous_after_s),
                 is_complete,
             ),
@@ -167,7 +167,7 @@ class _Question:
         if most is None:
             return 0
         margin = 1.0 + self._config.scale_down_margin
-        soon = whole((self._needs[role].num_workers or 0.0) * margin)
+        soon = whole((self._needs[role].num_at_most or 0.0) * margin)
         return num_working - max(most, soon, self._config.min_workers(role), 1)
 
     # ------------------------------------------------------------ how many replicas

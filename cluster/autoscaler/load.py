@@ -6,10 +6,13 @@ which is never the same as 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from core.ids import Role
+
+_MAX_SWAY = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,9 @@ class RouterLoad:
     """All routers together, over the last window.
 
     `num_waiting` requests, with `num_waiting_tokens` of prompt, have no worker yet; `num_open` are inside.
-    `growth_per_s`: by what share of itself the arrival rate grows each second, 0 unless it does steadily.
-    `cached_share` of prompt tokens was found cached. The three waits are means of those that ended.
+    `num_arrived`: how many the two rates were counted from. `growth_per_s`: by what share of itself the
+    arrival rate grows each second, 0 unless it does steadily. `cached_share` of prompt tokens was found
+    cached. The three waits are means of those that ended.
     """
 
     num_open: int
@@ -62,6 +66,7 @@ class RouterLoad:
     num_waiting_tokens: int
     arrivals_per_s: float
     tokens_per_s: float
+    num_arrived: int = 0
     growth_per_s: float = 0.0
     cached_share: float = 0.0
     num_output_tokens: float | None = None
@@ -69,6 +74,13 @@ class RouterLoad:
     router_wait_s: float | None = None
     queue_wait_s: float | None = None
     transfer_wait_s: float | None = None
+
+    def at(self, sway: float) -> RouterLoad:
+        """As if arrivals were off by so many standard deviations: few that were counted tell little."""
+        factor = 1.0 + sway * min(_MAX_SWAY, 1.0 / math.sqrt(max(1, self.num_arrived)))
+        return replace(
+            self, arrivals_per_s=self.arrivals_per_s * factor, tokens_per_s=self.tokens_per_s * factor
+        )
 
     @property
     def uncached_tokens_per_s(self) -> float:
@@ -103,6 +115,10 @@ class Load:
 
     def of_role(self, role: Role) -> tuple[WorkerLoad, ...]:
         return tuple(worker for worker in self.workers if worker.role is role and not worker.is_draining)
+
+    def at(self, sway: float) -> Load:
+        """See RouterLoad.at."""
+        return self if self.router is None else replace(self, router=self.router.at(sway))
 
     @property
     def is_complete(self) -> bool:

@@ -6,7 +6,7 @@ Knows no bounds, no patience and no present number of replicas beyond those that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cluster.autoscaler.config import AutoscalingConfig
@@ -39,13 +39,15 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`num_workers` is None where it is unknown. `is_target_reachable`: whether the target of the phase, TTFT
-    or ITL, could be met by any number of workers.
+    """`num_workers` is None where it is unknown. What was counted in a short time is uncertain: it may be
+    `num_at_most`, a standard deviation more; `num_workers` is one less. `is_target_reachable`: whether the
+    target of the phase, TTFT or ITL, could be met by any number of workers.
     """
 
     num_workers: float | None
     cause: Cause
     is_target_reachable: bool = True
+    num_at_most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,9 @@ class Measured:
 
 def need_of(role: Role, load: Load, measured: Measured, config: AutoscalingConfig, lead_s: float) -> Need:
     """For demand as it will be in `lead_s`, after which a change made now would show."""
-    if role is Role.PREFILL:
-        return prefill_need(load, measured, config, lead_s)
-    return decode_need(load, measured, config, lead_s)
+    count = prefill_need if role is Role.PREFILL else decode_need
+    need = count(load.at(-1.0), measured, config, lead_s)
+    return replace(need, num_at_most=count(load.at(1.0), measured, config, lead_s).num_workers)
 
 
 def prefill_need(load: Load, measured: Measured, config: AutoscalingConfig, lead_s: float) -> Need:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from cluster.autoscaler.need import Need
+
 # of the workers that did not suffice: the need must fall below that before so few are tried again
-_REGRET = 0.7
-_REGRET_DECAY = 0.8
+_REGRET = 0.6
+_REGRET_DECAY = 0.7
 # times the patience downwards: a pool that grows later than that after it shrank has another load
 _REMEMBERED = 4.0
 _EPSILON = 1e-9
@@ -41,22 +43,20 @@ class Patience:
     shrunk_to: int = 0
     regret: float | None = None
 
-    def after(
-        self, now: float, need: float | None, waits: tuple[float, float], is_complete: bool
-    ) -> Patience:
-        """With one more need; None: unknown. `waits`: seconds that a need lasts before it counts, upwards and
-        downwards. Where not `is_complete`, the true need may be larger.
+    def after(self, now: float, need: Need, waits: tuple[float, float], is_complete: bool) -> Patience:
+        """With one more need. `waits`: seconds that a need lasts before it counts, upwards and downwards.
+        Where not `is_complete`, the true need may be larger.
         """
-        if need is None:
+        least, most = need.num_workers, need.num_at_most
+        if least is None or most is None:
             return replace(self, recent=(), peaks=(), known_since=None, complete_since=None)
         up_s, down_s = waits
-        sample = Sample(now, need)
         recent = tuple(old for old in self.recent if old.at >= now - up_s - _EPSILON)
-        peaks = tuple(old for old in self.peaks if old.at >= now - down_s - _EPSILON and old.need > need)
+        peaks = tuple(old for old in self.peaks if old.at >= now - down_s - _EPSILON and old.need > most)
         return replace(
             self,
-            recent=(*recent, sample),
-            peaks=(*peaks, sample),
+            recent=(*recent, Sample(now, least)),
+            peaks=(*peaks, Sample(now, most)),
             known_since=_first(self.known_since, now),
             complete_since=_first(self.complete_since, now) if is_complete else None,
         )

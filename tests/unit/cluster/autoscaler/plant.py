@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cluster.autoscaler.config import AutoscalingConfig
 from cluster.autoscaler.decide import decide
@@ -65,17 +66,11 @@ class Plant:
         self._count = 0
         self._queue: deque[_Request] = deque()
         self._arrived: deque[float] = deque()
-        self._workers = [
-            self._worker(role, self.now)
-            for role, num in self._starts(num_prefill, num_decode)
-            for _ in range(num)
-        ]
         self._target = {Role.PREFILL: num_prefill, Role.DECODE: num_decode}
+        self._workers = [
+            self._worker(role, self.now) for role, num in self._target.items() for _ in range(num)
+        ]
         self._flips: list[tuple[float, str, Role]] = []
-
-    @staticmethod
-    def _starts(num_prefill: int, num_decode: int) -> tuple[tuple[Role, int], ...]:
-        return ((Role.PREFILL, num_prefill), (Role.DECODE, num_decode))
 
     def _worker(self, home: Role, ready_at: float) -> _Worker:
         self._count += 1
@@ -102,7 +97,7 @@ class Plant:
     def num_reversals(self, role: Role) -> int:
         """How often growing turned to shrinking or the other way round."""
         signs = [change > 0 for change in self.changes[role] if change]
-        return sum(one is not two for one, two in zip(signs, signs[1:], strict=False))
+        return sum(one is not two for one, two in pairwise(signs))
 
     @property
     def num_queued(self) -> int:
@@ -216,6 +211,7 @@ class Plant:
             num_waiting_tokens=round(num_to_read),
             arrivals_per_s=per_s,
             tokens_per_s=per_s * self.traffic.num_prompt,
+            num_arrived=len(self._arrived),
             num_output_tokens=float(self.traffic.num_output) if self._arrived else None,
             itl_s=itl_s if any(streams) else None,
         )
