@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cluster.keys_command import keys
+from cluster.loadtest_command import loadtest
 from cluster.plan_command import plan
 from core.errors import InvalidConfig, ServingError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.add_typer(keys, name="keys")
 app.command()(plan)
+app.command()(loadtest)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
