@@ -25,6 +25,7 @@ from router.stamps import Stamps
 from router.tenants import Tenant
 from router.text import SampleText, TextDelta
 from router.token_bytes import TokenBytes
+from router.work_meter import OpenWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +71,24 @@ class PromptReader:
         self._seen: set[int] = set()
         self._events = events
         self._counting = counting
+        self._work: OpenWork | None = None
+
+    def begin(self, request: Request) -> None:
+        """The request waits for its turn from now on."""
+        work = self._counting.metrics.work
+        num_tokens = request.num_samples * request.sampling.max_tokens
+        self._work = work.open(request.num_prompt_tokens, num_tokens)
 
     def placed(self, decision: Decision) -> None:
         self.decision = decision
         self.stamps.placed(self._counting.clock.now())
+        if self._work is not None:
+            self._work.placed()
 
     def lost(self, samples: Sequence[int]) -> None:
         self.stamps.lost(samples, self._counting.clock.now())
+        if self._work is not None:
+            self._work.lost()
 
     def read(self, event: GenerateEvent) -> bool:
         delta = event.delta
@@ -100,11 +112,18 @@ class PromptReader:
         if is_first:
             assert stamps.ttft_s is not None
             counting.metrics.first_token(counting.labels, stamps.ttft_s, stamps.parts)
+            if self._work is not None:
+                self._work.first_token(self.num_cached_tokens, stamps.parts)
         elif since_last_s is not None:
             counting.metrics.next_tokens(counting.labels, num_tokens, since_last_s)
+            if self._work is not None:
+                self._work.next_tokens(num_tokens, since_last_s)
 
     def ended(self) -> None:
         """Nothing more comes."""
+        if self._work is not None:
+            num_tokens = sum(sample.num_tokens for sample in self.samples)
+            self._work.close(num_tokens, self.stamps.transfer_wait_s)
         self._counting.metrics.paused(self.stamps.transfer_wait_s, self.stamps.stalls)
 
 
@@ -214,6 +233,7 @@ class Answering:
         return FinishReason.LENGTH if FinishReason.LENGTH in reasons else FinishReason.STOP
 
     async def _serve(self, request: Request, reader: PromptReader) -> None:
+        reader.begin(request)
         try:
             async with self._admission.place(request, self._tenant, self._deadline):
                 reader.stamps.admitted(self._pipeline.clock.now())

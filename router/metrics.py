@@ -20,6 +20,7 @@ from core.telemetry import TTFTPart
 from router.decision import Plan
 from router.index_metrics import IndexCollector
 from router.stamps import Stall
+from router.work_meter import WorkMeter
 from router.worker_table import WorkerTable
 
 _TTFT_BUCKETS = (
@@ -64,10 +65,11 @@ class RequestLabels:
 
 
 class RouterMetrics:
-    """Counters and histograms; one per router."""
+    """Counters and histograms; one per router. `work` is counted for the autoscaler."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.work = WorkMeter()
         self.num_waiting = self.num_running = 0
         labels = ("endpoint", "model")
         self._started = Counter(
