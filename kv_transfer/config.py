@@ -30,6 +30,19 @@ class CudaIpc(StrEnum):
     REQUIRED = "required"
 
 
+class Distributed(StrEnum):
+    """Whether payloads go through process groups of torch.distributed (NCCL between GPUs, else gloo), one for
+    each pair of workers, where neither memory of the device nor of the host is shared.
+
+    AUTO: where both ends can and nothing asks for encryption, which groups do not have; else over gRPC.
+    REQUIRED: a handoff that cannot is refused.
+    """
+
+    AUTO = "auto"
+    NEVER = "never"
+    REQUIRED = "required"
+
+
 @dataclass(frozen=True, slots=True)
 class BridgeConfig:
     """How much is sent at once, and how long decode may be silent.
@@ -46,6 +59,9 @@ class BridgeConfig:
 
     `cuda_ipc` chooses memory of decode's GPU, for workers on GPUs of one host that reach one another:
     `device_staging_bytes` of it for each pair, in frames of `device_frame_bytes`.
+
+    `distributed` chooses process groups: `group_staging_bytes` of memory at both ends of each pair, in frames
+    of `group_frame_bytes`, each of which may take `group_s` before the group is given up.
     """
 
     frame_bytes: int = 1 << 20
@@ -64,6 +80,10 @@ class BridgeConfig:
     cuda_ipc: CudaIpc = CudaIpc.AUTO
     device_staging_bytes: int = 128 << 20
     device_frame_bytes: int = 8 << 20
+    distributed: Distributed = Distributed.AUTO
+    group_staging_bytes: int = 64 << 20
+    group_frame_bytes: int = 4 << 20
+    group_s: float = 5.0
 
     def __post_init__(self) -> None:
         if min(self.frame_bytes, self.max_bytes_in_flight) < 1:
@@ -78,24 +98,35 @@ class BridgeConfig:
             raise ValueError("staging_bytes and staged_frame_bytes must be positive")
         if min(self.device_staging_bytes, self.device_frame_bytes) < 1:
             raise ValueError("device_staging_bytes and device_frame_bytes must be positive")
-        if min(self.attach_s, self.attach_again_s) <= 0:
-            raise ValueError("attach_s and attach_again_s must be positive")
+        if min(self.group_staging_bytes, self.group_frame_bytes) < 1:
+            raise ValueError("group_staging_bytes and group_frame_bytes must be positive")
+        if min(self.attach_s, self.attach_again_s, self.group_s) <= 0:
+            raise ValueError("attach_s, attach_again_s and group_s must be positive")
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiverConfig:
-    """What a decode worker offers to prefill workers of its host.
+    """What a decode worker offers to prefill workers.
 
     `shm`: whether it does (`required`: it does not start where it cannot). `max_staging_bytes` of shared
     memory at most for all of them together; whoever comes when that is used up sends over gRPC. `cuda_ipc`
     and `max_device_staging_bytes`: the same for memory of its GPU, which is taken beside the pool of blocks.
+    `distributed` and `max_group_staging_bytes`: the same for process groups, whose payloads may take
+    `group_s` each; on a GPU their memory is the GPU's.
     """
 
     shm: SharedMemory = SharedMemory.AUTO
     max_staging_bytes: int = 1 << 30
     cuda_ipc: CudaIpc = CudaIpc.AUTO
     max_device_staging_bytes: int = 1 << 30
+    distributed: Distributed = Distributed.AUTO
+    max_group_staging_bytes: int = 1 << 30
+    group_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if min(self.max_staging_bytes, self.max_device_staging_bytes) < 1:
-            raise ValueError("max_staging_bytes and max_device_staging_bytes must be positive")
+        if min(self.max_staging_bytes, self.max_device_staging_bytes, self.max_group_staging_bytes) < 1:
+            raise ValueError(
+                "max_staging_bytes, max_device_staging_bytes and max_group_staging_bytes must be positive"
+            )
+        if self.group_s <= 0:
+            raise ValueError("group_s must be positive")

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from core.errors import InvalidConfig
-from core.ids import Epoch, WorkerRef
+from core.ids import WorkerRef
 from kv_transfer.config import BridgeConfig, CudaIpc
 from kv_transfer.device_thread import DeviceThread
 from kv_transfer.ipc_handshake import OpenedRegion, attach_device
-from kv_transfer.shm_handshake import Hello
+from kv_transfer.shm_handshake import Fallback, Hello, obstacle_of
 from kv_transfer.staged_transport import StagedTransport, StagingWish, Underlying
-from kv_transfer.transport import CUDA_IPC, Connect, OfferedStaging, StagingAddress
+from kv_transfer.transport import CUDA_IPC, Connect, OfferedStaging, Pair
 
 
 def connect_on_device(
@@ -48,12 +48,10 @@ class CudaIpcTransport(StagedTransport):
         super().__init__(inner, wish)
         self._device = device
 
-    def address(self, offered: OfferedStaging) -> StagingAddress | None:
-        return offered.device
+    def obstacle(self, offered: OfferedStaging) -> Fallback | None:
+        return obstacle_of(offered.device)
 
-    async def attach(
-        self, offered: OfferedStaging, receiver_epoch: Epoch, sender_epoch: Epoch, num_bytes: int
-    ) -> OpenedRegion:
+    async def attach(self, offered: OfferedStaging, pair: Pair, num_bytes: int) -> OpenedRegion:
         assert offered.device is not None
-        hello = Hello(offered.device.token, receiver_epoch, sender_epoch, num_bytes)
+        hello = Hello(offered.device.token, pair.decode.epoch, pair.prefill.epoch, num_bytes)
         return await attach_device(self._device, offered.device, hello, self._wish.attach_s)

@@ -1,4 +1,5 @@
-"""DeviceThread: the one thread on which a worker's bridge calls its device; DeviceSpan: a part of a region.
+"""CallThread: one thread for calls that block; DeviceThread: that of a worker's device; DeviceSpan: a part of
+a region.
 
 Calls run in the order in which they were made, so that a region is closed after the copies that were asked
 for before, and never under one. Made and awaited on the IO loop, which a copy does not hold up.
@@ -23,12 +24,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class DeviceThread:
+class CallThread:
     """Starts at the first call, and ends with the process or by `close`."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
-        self.memory = memory
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="device copies")
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def post(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         return self._executor.submit(call, *args, **kwargs)
@@ -49,12 +49,20 @@ class DeviceThread:
         self._executor.shutdown(wait=False)
 
 
+class DeviceThread(CallThread):
+    """The thread on which a worker's bridge calls its device."""
+
+    def __init__(self, memory: DeviceMemory) -> None:
+        super().__init__("device copies")
+        self.memory = memory
+
+
 class DeviceSpan:
     """Bytes `offset` … of `region`. `on_failure` hears of a device that refuses a copy into it."""
 
     def __init__(
         self,
-        thread: DeviceThread,
+        thread: CallThread,
         region: DeviceRegion,
         offset: int,
         num_bytes: int,

@@ -28,12 +28,19 @@ from core.handoff import HandoffTicket
 from core.ids import Epoch, TicketId, WorkerId, WorkerRef
 from core.peer_security import PeerSecurity
 from kv_transfer.receiver import Receiver
-from kv_transfer.staging_codec import offer_reply, offered_staging
-from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, OfferedStaging
+from kv_transfer.staging_codec import meet_reply, offer_reply, offered_staging
+from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, OfferedStaging, Pair
 from protos import kv_transfer_pb2 as pb
 from protos.error_codec import ERROR_METADATA_KEY, decode_error, encode_error
 from protos.grpc_options import channel_options
-from protos.transfer_codec import offer_request, offered_ticket, ticket_id_bytes, time_left
+from protos.transfer_codec import (
+    meet_request,
+    met_prefill,
+    offer_request,
+    offered_ticket,
+    ticket_id_bytes,
+    time_left,
+)
 
 SERVICE = "baton.kv_transfer.KVTransfer"
 
@@ -58,7 +65,9 @@ class GrpcTransport:
         self._commit = self._unary("Commit", pb.CommitRequest, pb.CommitReply)
         self._abort = self._unary("Abort", pb.AbortRequest, pb.AbortReply)
         self._keepalive = self._unary("KeepAlive", pb.KeepAliveRequest, pb.KeepAliveReply)
+        self._meet = self._unary("Meet", pb.MeetRequest, pb.MeetReply)
         self._push = self._channel.stream_stream(f"/{SERVICE}/Push")  # bytes in, bytes out
+        self._group = self._channel.stream_stream(f"/{SERVICE}/Group")
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
         held, _ = await self.offer_and_ask(ticket, time_left_s)
@@ -71,11 +80,23 @@ class GrpcTransport:
         reply = await self._call(self._offer(offer_request(ticket, time_left_s, ticket.decode.epoch)))
         return tuple(reply.held), offered_staging(reply)
 
-    async def prepare(self, ticket: HandoffTicket, offered: OfferedStaging) -> None:
+    async def meet(self, pair: Pair) -> None:
+        await self.ask(pair)
+
+    async def ask(self, pair: Pair) -> OfferedStaging:
+        """Where decode offers staging memory, before any ticket asks; connects."""
+        request = meet_request(pair.prefill, pair.layout, pair.decode.epoch)
+        return offered_staging(await self._call(self._meet(request)))
+
+    async def prepare(self, pair: Pair, offered: OfferedStaging) -> None:
         """Payloads travel in their frames."""
 
     async def open_push(self) -> GrpcPush:
         return GrpcPush(self._push(metadata=self._metadata), self._worker_id)
+
+    def open_group(self) -> GrpcPush:
+        """The stream of one pair's process group; its messages are GroupMessages."""
+        return GrpcPush(self._group(metadata=self._metadata), self._worker_id)
 
     async def commit(self, fence: Fence, claim: CommitClaim) -> CommitReceipt:
         request = pb.CommitRequest(
@@ -124,7 +145,7 @@ class GrpcTransport:
 
 
 class GrpcPush:
-    """One Push stream."""
+    """One stream of messages to decode and back: a push, or what a process group needs."""
 
     def __init__(self, call: Any, worker_id: WorkerId) -> None:
         self._call = call
@@ -194,7 +215,9 @@ def add_receiver_of(server: grpc.aio.Server, find: Callable[[], Receiver]) -> No
         "Commit": _unary_handler(servicer.commit, pb.CommitRequest),
         "Abort": _unary_handler(servicer.abort, pb.AbortRequest),
         "KeepAlive": _unary_handler(servicer.keepalive, pb.KeepAliveRequest),
+        "Meet": _unary_handler(servicer.meet, pb.MeetRequest),
         "Push": grpc.stream_stream_rpc_method_handler(servicer.push),
+        "Group": grpc.stream_stream_rpc_method_handler(servicer.group),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
@@ -213,6 +236,10 @@ class _Servicer:
         ticket, time_left_s = offered_ticket(request), time_left(request)
         held = await self._receiver.offer(ticket, time_left_s, Epoch(request.receiver_epoch))
         return offer_reply(held, self._receiver.offered_staging)
+
+    async def meet(self, request: pb.MeetRequest) -> pb.MeetReply:
+        prefill, layout = met_prefill(request)
+        return meet_reply(self._receiver.meet(prefill, layout, Epoch(request.receiver_epoch)))
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitReply:
         claim = CommitClaim(request.num_tokens, request.num_pushed_blocks, request.checksum)
@@ -238,6 +265,11 @@ class _Servicer:
             await _abort(context, error)
         else:
             await receiver.push(frames, context.write, GrpcTransport.name)
+
+    async def group(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        await self._receiver.serve_group(messages, context.write)
 
 
 def _fence(request: pb.CommitRequest | pb.AbortRequest | pb.KeepAliveRequest) -> Fence:

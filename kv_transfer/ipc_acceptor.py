@@ -28,6 +28,7 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.shm_handshake import MAX_PACKET_BYTES, Fallback, Hello, NotAttached
 from kv_transfer.shm_memory import NONCE_BYTES
 from kv_transfer.staging_acceptor import StagingAcceptor
+from kv_transfer.transport import CUDA_IPC, OfferedStaging
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +79,15 @@ class IpcAcceptor(StagingAcceptor[LentRegion]):
     def __init__(
         self, own_epoch: Epoch, max_bytes: int, on_bytes: Callable[[int], None], device: DeviceThread
     ) -> None:
+        self.label, self.is_on_device = CUDA_IPC, True
         os.close(os.pidfd_open(os.getpid()))
         self._device = device
         self._is_closing = False
         super().__init__(own_epoch, max_bytes, on_bytes)
         self.address = replace(self.address, device_id=device.memory.device_id)
+
+    def offer(self, offered: OfferedStaging) -> OfferedStaging:
+        return replace(offered, device=self.address)
 
     async def lend(self, connection: socket.socket, hello: Hello, staging_id: int) -> LentRegion:
         loop = asyncio.get_running_loop()

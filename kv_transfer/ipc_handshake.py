@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 
@@ -29,7 +30,8 @@ from kv_transfer.shm_handshake import (
     peer_uid,
 )
 from kv_transfer.shm_memory import NONCE_BYTES
-from kv_transfer.transport import StagingAddress
+from kv_transfer.staging import watch_connection
+from kv_transfer.transport import Place, StagingAddress
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +66,18 @@ class OpenedRegion:
         with suppress(OSError):  # it has ended
             self.connection.shutdown(socket.SHUT_RD)
 
+    def place(self, offset: int) -> Place:
+        return Place(self.staging_id, offset)
+
+    def publish(self, place: Place, offset: int, num_bytes: int) -> None:
+        """Decode sees the same memory."""
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        watch_connection(self.connection, on_end)
+
     def close(self) -> None:
         """Unmap the memory after the copies under way, then say so."""
+        self._loop.remove_reader(self.connection)
         self._thread.post(self._region.close).add_done_callback(self._tell)
 
     def _tell(self, closing: Future[None]) -> None:

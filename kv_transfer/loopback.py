@@ -13,7 +13,7 @@ from core.errors import WorkerLost
 from core.handoff import HandoffTicket
 from core.ids import TicketId, WorkerId, WorkerRef
 from kv_transfer.receiver import Receiver
-from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence
+from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, Pair
 
 _MAX_FRAMES_WAITING = 4
 
@@ -55,6 +55,9 @@ class LoopbackTransport:
     def __init__(self, directory: LoopbackDirectory, worker_id: WorkerId) -> None:
         self._directory = directory
         self._worker_id = worker_id
+
+    async def meet(self, pair: Pair) -> None:
+        self._receiver.meet(pair.prefill, pair.layout, pair.decode.epoch)
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
         return await self._receiver.offer(ticket, time_left_s, ticket.decode.epoch)

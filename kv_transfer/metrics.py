@@ -66,6 +66,11 @@ class TransferMetrics:
             "Memory of the device set aside for prefill workers of this host, at its decode worker",
             registry=registry,
         )
+        self._group_staging_bytes = Gauge(
+            telemetry.KV_GROUP_STAGING_BYTES,
+            "Memory of process groups with prefill workers, at its decode worker",
+            registry=registry,
+        )
         self._failures = Counter(
             telemetry.KV_TRANSFER_FAILURES,
             "Offers, pushes and commits that ended in an error, as each side saw them",
@@ -92,6 +97,9 @@ class TransferMetrics:
 
     def set_device_staging_bytes(self, num_bytes: int) -> None:
         self._device_staging_bytes.set(num_bytes)
+
+    def set_group_staging_bytes(self, num_bytes: int) -> None:
+        self._group_staging_bytes.set(num_bytes)
 
     def count_failure(self, side: Side, error: ServingError) -> None:
         """By the error's code, one of ours: a peer's unknown code was decoded as a plain ServingError."""

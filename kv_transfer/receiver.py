@@ -29,12 +29,13 @@ from core.kv_layout import KVLayout
 from kv_transfer.codec import Ack, Frame, payload_seed
 from kv_transfer.device_memory import DeviceCopy
 from kv_transfer.device_thread import DeviceSpan
+from kv_transfer.group_messages import refusal
 from kv_transfer.incoming import IncomingTicket
 from kv_transfer.intake import Intake, SendAck
 from kv_transfer.metrics import TransferMetrics
+from kv_transfer.pair_group import GroupServer
+from kv_transfer.shm_handshake import Fallback
 from kv_transfer.transport import (
-    CUDA_IPC,
-    SHM,
     CommitClaim,
     CommitReceipt,
     Fence,
@@ -77,10 +78,23 @@ class Receiver:
         self._clock = clock if clock is not None else MonotonicClock()
         self._tickets: OrderedDict[TicketId, IncomingTicket] = OrderedDict()
         self._staging: list[StagingArea] = []
+        self._groups: GroupServer | None = None
 
     def admit(self, staging: StagingArea) -> None:
         """Take frames whose payload lies in `staging`, and tell prefill workers of it; closed with this."""
         self._staging.append(staging)
+
+    def admit_groups(self, groups: GroupServer) -> None:
+        """`admit`, for memory that process groups write to."""
+        self._groups = groups
+        self.admit(groups)
+
+    async def serve_group(self, messages: AsyncIterator[bytes], send: SendAck) -> None:
+        """One pair's process group, from its hello to its end."""
+        if self._groups is None:
+            await send(refusal(Fallback.NOT_OFFERED))
+            return
+        await self._groups.serve(messages, send)
 
     @property
     def epoch(self) -> Epoch:
@@ -90,8 +104,16 @@ class Receiver:
     @property
     def offered_staging(self) -> OfferedStaging:
         """Where prefill workers of this host find staging memory, if anywhere."""
-        addresses = {bool(area.address.device_id): area.address for area in self._staging}
-        return OfferedStaging(addresses.get(False), addresses.get(True))
+        offered = OfferedStaging()
+        for area in self._staging:
+            offered = area.offer(offered)
+        return offered
+
+    def meet(self, prefill: WorkerRef, layout: KVLayout, receiver_epoch: Epoch) -> OfferedStaging:
+        """Where `prefill` finds staging memory for blocks of `layout`. Raises StaleEpoch, LayoutMismatch."""
+        self._check_own_epoch(receiver_epoch)
+        self._check_layout(prefill, layout)
+        return self.offered_staging
 
     async def offer(
         self, ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch
@@ -177,7 +199,7 @@ class Receiver:
                 "the ticket is for another worker", wanted=ticket.decode.worker_id, found=self._ref.worker_id
             )
         self._check_own_epoch(ticket.decode.epoch)
-        self._check_layout(ticket)
+        self._check_layout(ticket.prefill, ticket.layout)
         entry = self._tickets.get(ticket.ticket_id)
         if entry is None:
             entry = IncomingTicket(ticket, time_left_s)
@@ -207,13 +229,13 @@ class Receiver:
         entry.hold(held)
         return held
 
-    def _check_layout(self, ticket: HandoffTicket) -> None:
-        differences = ticket.layout.differences(self._layout)
+    def _check_layout(self, prefill: WorkerRef, layout: KVLayout) -> None:
+        differences = layout.differences(self._layout)
         if differences:
             raise LayoutMismatch(
-                f"prefill worker {ticket.prefill.worker_id} and decode worker {self._ref.worker_id} "
+                f"prefill worker {prefill.worker_id} and decode worker {self._ref.worker_id} "
                 f"cannot exchange blocks (prefill vs decode): {'; '.join(differences)}",
-                prefill=ticket.prefill.worker_id,
+                prefill=prefill.worker_id,
                 decode=self._ref.worker_id,
                 differences="; ".join(differences),
             )
@@ -235,8 +257,9 @@ class Receiver:
             payload: Payload | DeviceSpan = frame.payload
             check: WriteCheck | None = None
             if frame.place is not None:
-                payload = self._find_staged(frame, frame.place)
-                transport, check = (CUDA_IPC, None) if frame.is_on_device else (SHM, frame.check())
+                transport, payload = await self._find_staged(frame, frame.place)
+                self._check_open(entry)
+                check = None if frame.is_on_device else frame.check()
             entry.transport = transport
             if entry.first_frame_at is None:
                 entry.first_frame_at = self._clock.now()
@@ -264,17 +287,14 @@ class Receiver:
             )
         return found
 
-    def _find_staged(self, frame: Frame, place: Place) -> memoryview | DeviceSpan:
-        """The payload's place, in memory of the pair that the frame's fence names and of no other."""
-        found = None
+    async def _find_staged(self, frame: Frame, place: Place) -> tuple[str, memoryview | DeviceSpan]:
+        """The payload's way and place, in memory of the pair that the frame's fence names and of no other."""
         for area in self._staging:
-            if bool(area.address.device_id) == frame.is_on_device:
-                found = area.find(place, frame.num_bytes, frame.fence.sender_epoch)
-        if found is None:
-            raise StagingLost(
-                "a frame names staging memory that is not here", ticket_id=frame.fence.ticket_id
-            )
-        return found
+            if area.is_on_device == frame.is_on_device:
+                found = await area.find(place, frame.num_bytes, frame.fence.sender_epoch)
+                if found is not None:
+                    return area.label, found
+        raise StagingLost("a frame names staging memory that is not here", ticket_id=frame.fence.ticket_id)
 
     async def _refuse_unreadable(self, fence: Fence | None, error: TransferCorrupt) -> Ack:
         """Whose frame it was cannot be read, but a stream carries one ticket's frames."""

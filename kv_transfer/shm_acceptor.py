@@ -11,6 +11,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 
 from core.errors import InvalidConfig
 from core.ids import Epoch
@@ -26,6 +27,7 @@ from kv_transfer.shm_handshake import (
 )
 from kv_transfer.shm_memory import StagingMemory, create_memory
 from kv_transfer.staging_acceptor import StagingAcceptor
+from kv_transfer.transport import SHM, OfferedStaging
 
 _log = logging.getLogger(__name__)
 
@@ -42,9 +44,13 @@ class ShmAcceptor(StagingAcceptor[StagingMemory]):
         metrics: TransferMetrics,
         create: Callable[[int], int] = create_memory,
     ) -> None:
+        self.label, self.is_on_device = SHM, False
         os.close(create_memory(0))  # whether the system has it at all
         self._create = create
         super().__init__(own_epoch, max_bytes, metrics.set_staging_bytes)
+
+    def offer(self, offered: OfferedStaging) -> OfferedStaging:
+        return replace(offered, shm=self.address)
 
     async def lend(self, connection: socket.socket, hello: Hello, staging_id: int) -> StagingMemory:
         loop = asyncio.get_running_loop()

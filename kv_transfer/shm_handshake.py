@@ -22,7 +22,8 @@ from typing import TypeVar
 
 from core.ids import Epoch
 from kv_transfer.shm_memory import NONCE_BYTES, StagingMemory
-from kv_transfer.transport import StagingAddress
+from kv_transfer.staging import watch_connection
+from kv_transfer.transport import Place, StagingAddress
 
 T = TypeVar("T")
 
@@ -115,6 +116,13 @@ def host_id() -> str:
         return ""
 
 
+def obstacle_of(address: StagingAddress | None) -> Fallback | None:
+    """Why memory there cannot be had from this host, if that is known without asking."""
+    if address is None:
+        return Fallback.NOT_OFFERED
+    return None if address.host_id and address.host_id == host_id() else Fallback.OTHER_HOST
+
+
 def peer_uid(connection: socket.socket) -> int:
     """The user that the peer ran as when it connected or listened, as the kernel says."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
@@ -133,7 +141,17 @@ class Attachment:
     def slots(self) -> memoryview:
         return self.memory.slots
 
+    def place(self, offset: int) -> Place:
+        return Place(self.staging_id, offset)
+
+    def publish(self, place: Place, offset: int, num_bytes: int) -> None:
+        """Decode sees the same memory."""
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        watch_connection(self.connection, on_end)
+
     def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.connection)
         self.memory.close()
         self.connection.close()
 

@@ -19,9 +19,9 @@ from typing import Protocol
 
 from core.errors import HandoffError, ServingError, StagingLost, WorkerLost
 from core.handoff import HandoffTicket
-from core.ids import Epoch, TicketId
+from core.ids import TicketId
 from kv_transfer.codec import decode_ack
-from kv_transfer.shm_handshake import Fallback, NotAttached, host_id
+from kv_transfer.shm_handshake import Fallback, NotAttached
 from kv_transfer.shm_slots import Slot
 from kv_transfer.staging import Attached, Staging
 from kv_transfer.transport import (
@@ -30,10 +30,10 @@ from kv_transfer.transport import (
     CommitReceipt,
     Fence,
     OfferedStaging,
+    Pair,
     Place,
     PushStream,
     Room,
-    StagingAddress,
     Transport,
 )
 
@@ -61,7 +61,11 @@ class Underlying(Transport, Protocol):
         self, ticket: HandoffTicket, time_left_s: float
     ) -> tuple[tuple[int, ...], OfferedStaging]: ...
 
-    async def prepare(self, ticket: HandoffTicket, offered: OfferedStaging) -> None:
+    async def ask(self, pair: Pair) -> OfferedStaging:
+        """Where decode offers what, without a ticket. Raises what an offer would."""
+        ...
+
+    async def prepare(self, pair: Pair, offered: OfferedStaging) -> None:
         """Attach what can be attached. Raises HandoffError when what is required cannot be had."""
         ...
 
@@ -74,7 +78,6 @@ class StagedTransport(ABC):
     def __init__(self, inner: Underlying, wish: StagingWish) -> None:
         self._inner = inner
         self._wish = wish
-        self._host_id = host_id()
         self._staging: Staging | None = None
         self._fallback = Fallback.NOT_OFFERED
         self._try_again_at = float("-inf")
@@ -82,13 +85,11 @@ class StagedTransport(ABC):
         self._is_closed = False
 
     @abstractmethod
-    def address(self, offered: OfferedStaging) -> StagingAddress | None:
-        """Where decode offers this kind of memory, if it does."""
+    def obstacle(self, offered: OfferedStaging) -> Fallback | None:
+        """Why decode need not be asked for this kind of memory, if so."""
 
     @abstractmethod
-    async def attach(
-        self, offered: OfferedStaging, receiver_epoch: Epoch, sender_epoch: Epoch, num_bytes: int
-    ) -> Attached:
+    async def attach(self, offered: OfferedStaging, pair: Pair, num_bytes: int) -> Attached:
         """Memory of `num_bytes`. Raises NotAttached."""
 
     @property
@@ -103,11 +104,17 @@ class StagedTransport(ABC):
         inner = self._inner.carriage
         return Carriage(inner.frame_bytes, inner.fallback or self._wish.prefix + self._fallback)
 
+    async def meet(self, pair: Pair) -> None:
+        await self.prepare(pair, await self._inner.ask(pair))
+
+    async def ask(self, pair: Pair) -> OfferedStaging:
+        return await self._inner.ask(pair)
+
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
         """Raises HandoffError, too, when a way is required and cannot be had."""
         held, offered = await self._inner.offer_and_ask(ticket, time_left_s)
         try:
-            await self.prepare(ticket, offered)
+            await self.prepare(Pair.of(ticket), offered)
         except HandoffError:
             await self._take_back(ticket, time_left_s)
             raise
@@ -118,15 +125,15 @@ class StagedTransport(ABC):
     ) -> tuple[tuple[int, ...], OfferedStaging]:
         return await self._inner.offer_and_ask(ticket, time_left_s)
 
-    async def prepare(self, ticket: HandoffTicket, offered: OfferedStaging) -> None:
+    async def prepare(self, pair: Pair, offered: OfferedStaging) -> None:
         if self.staging is not None and self.staging.slots.is_worn:
             self.staging.give_up("decode does not let go of most of its slots")
         if self.staging is None:
-            await self._attach(offered, ticket)
+            await self._attach(offered, pair)
         if self.staging is None:
             if self._wish.is_required:
                 raise self._refusal()
-            await self._inner.prepare(ticket, offered)
+            await self._inner.prepare(pair, offered)
 
     async def open_push(self) -> StagedPush:
         return StagedPush(self, await self._inner.open_push())
@@ -166,23 +173,21 @@ class StagedTransport(ABC):
             raise self._refusal()
         return None
 
-    async def _attach(self, offered: OfferedStaging, ticket: HandoffTicket) -> None:
+    async def _attach(self, offered: OfferedStaging, pair: Pair) -> None:
         """Attach once for all offers that come meanwhile; not again soon after it failed."""
         if self._staging is not None:
             self._staging, self._fallback = None, Fallback.LOST
-        address = self.address(offered)
-        if address is None:
-            self._fallback = Fallback.NOT_OFFERED
-        elif not self._host_id or address.host_id != self._host_id:
-            self._fallback = Fallback.OTHER_HOST
+        obstacle = self.obstacle(offered)
+        if obstacle is not None:
+            self._fallback = obstacle
         elif self._attaching is not None and not self._attaching.done():
             await asyncio.shield(self._attaching)
         elif asyncio.get_running_loop().time() >= self._try_again_at and not self._is_closed:
-            self._attaching = asyncio.create_task(self._try_to_attach(offered, ticket))
+            self._attaching = asyncio.create_task(self._try_to_attach(offered, pair))
             await asyncio.shield(self._attaching)
 
-    async def _try_to_attach(self, offered: OfferedStaging, ticket: HandoffTicket) -> None:
-        block_bytes = ticket.layout.block_bytes
+    async def _try_to_attach(self, offered: OfferedStaging, pair: Pair) -> None:
+        block_bytes = pair.layout.block_bytes
         max_run = max(1, self._wish.frame_bytes // block_bytes)
         slot_bytes = -(-max_run * block_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         num_bytes = self._wish.staging_bytes // slot_bytes * slot_bytes
@@ -191,14 +196,11 @@ class StagedTransport(ABC):
                 raise NotAttached(
                     Fallback.LIMIT, f"the staging memory is less than a frame of {slot_bytes} bytes"
                 )
-            attachment = await self.attach(offered, ticket.decode.epoch, ticket.prefill.epoch, num_bytes)
+            attachment = await self.attach(offered, pair, num_bytes)
         except NotAttached as error:
             self._fallback = error.reason
             self._try_again_at = asyncio.get_running_loop().time() + self._wish.attach_again_s
-            worker_id = ticket.decode.worker_id
-            _log.warning(
-                "no %s with decode worker %s, which is on this host: %s", self.name, worker_id, error
-            )
+            _log.warning("no %s with decode worker %s: %s", self.name, pair.decode.worker_id, error)
         else:
             self._staging = Staging(attachment, slot_bytes)
 
@@ -217,6 +219,16 @@ class StagedTransport(ABC):
             self.staging.slots.release(ticket_id)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Filling:
+    """A slot that is filled for a frame, and how the frame names it."""
+
+    staging: Staging
+    slot: Slot
+    place: Place
+    num_bytes: int
+
+
 class StagedPush:
     """One Push stream, of whose frames each may have a slot that its acknowledgement frees."""
 
@@ -224,47 +236,47 @@ class StagedPush:
         self._transport = transport
         self._push = push
         self._ticket_id: TicketId | None = None
-        self._filling: tuple[Staging, Slot] | None = None
-        self._sent: deque[tuple[Staging, Slot] | None] = deque()
+        self._filling: _Filling | None = None
+        self._sent: deque[_Filling | None] = deque()
 
     async def room(self, ticket_id: TicketId, num_bytes: int) -> Room | None:
         assert self._filling is None, "the last room was not used"
         self._ticket_id = ticket_id
-        self._filling = await self._transport.take_slot(num_bytes)
-        if self._filling is None:
+        taken = await self._transport.take_slot(num_bytes)
+        if taken is None:
             return await self._push.room(ticket_id, num_bytes)
-        staging, slot = self._filling
-        return Room(slot.memory[:num_bytes], Place(staging.staging_id, slot.offset))
+        staging, slot = taken
+        self._filling = _Filling(staging, slot, staging.place(slot), num_bytes)
+        return Room(slot.memory[:num_bytes], self._filling.place)
 
     async def send(self, frame: bytes) -> None:
         # from here on decode may read the slot, whatever becomes of this call
-        self._sent.append(self._filling)
-        self._filling = None
+        filled, self._filling = self._filling, None
+        self._sent.append(filled)
+        if filled is not None:
+            filled.staging.publish(filled.place, filled.slot, filled.num_bytes)
         await self._push.send(frame)
 
     async def acks(self) -> AsyncIterator[bytes]:
         async for data in self._push.acks():
             error = decode_ack(data).error
-            place = self._sent[0] if self._sent else None
-            if isinstance(error, StagingLost) and place is not None:
-                place[0].give_up("decode does not know it")
+            filled = self._sent[0] if self._sent else None
+            if isinstance(error, StagingLost) and filled is not None:
+                filled.staging.give_up("decode does not know it")
                 raise WorkerLost("the staging memory is gone; what is not acknowledged is sent again")
             if error is None and self._sent:
                 self._sent.popleft()
-                if place is not None:
-                    staging, slot = place
-                    staging.slots.give_back(slot)
+                if filled is not None:
+                    filled.staging.slots.give_back(filled.slot)
             yield data
 
     async def close(self) -> None:
         await self._push.close()
         if self._filling is not None:  # no frame ever named it
-            staging, slot = self._filling
-            staging.slots.give_back(slot)
+            self._filling.staging.slots.give_back(self._filling.slot)
             self._filling = None
-        for place in self._sent:
-            if place is not None:
+        for filled in self._sent:
+            if filled is not None:
                 assert self._ticket_id is not None
-                staging, slot = place
-                staging.slots.quarantine(self._ticket_id, (slot,))
+                filled.staging.slots.quarantine(self._ticket_id, (filled.slot,))
         self._sent.clear()

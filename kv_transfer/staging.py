@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+from collections.abc import Callable
 from typing import Protocol
 
-from kv_transfer.shm_slots import Sliceable, Slots
+from kv_transfer.shm_slots import Sliceable, Slot, Slots
+from kv_transfer.transport import Place
 
 _log = logging.getLogger(__name__)
 
@@ -21,12 +23,37 @@ class Attached(Protocol):
     @property
     def slots(self) -> Sliceable: ...
 
-    @property
-    def connection(self) -> socket.socket: ...
+    def place(self, offset: int) -> Place:
+        """What the frame of the next payload in the slot at `offset` names."""
+        ...
+
+    def publish(self, place: Place, offset: int, num_bytes: int) -> None:
+        """The slot is filled, its frame is sent next: make sure that decode finds the payload."""
+        ...
+
+    def watch(self, on_end: Callable[[], None]) -> None:
+        """Tell when decode has ended it, or it broke."""
+        ...
 
     def close(self) -> None:
         """Let go of both."""
         ...
+
+
+def watch_connection(connection: socket.socket, on_end: Callable[[], None]) -> None:
+    """Decode says nothing on it but that it is over. Until `remove_reader`."""
+
+    def hear() -> None:
+        try:
+            if connection.recv(1):
+                return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            _log.info("the connection of a staging memory broke: %r", error)
+        on_end()
+
+    asyncio.get_running_loop().add_reader(connection, hear)
 
 
 class Staging:
@@ -37,7 +64,15 @@ class Staging:
         self.slots = Slots(attachment.slots, slot_bytes)
         self.is_open = True
         self._attachment = attachment
-        asyncio.get_running_loop().add_reader(attachment.connection, self._hear)
+        attachment.watch(self.close)
+
+    def place(self, slot: Slot) -> Place:
+        return self._attachment.place(slot.offset)
+
+    def publish(self, place: Place, slot: Slot, num_bytes: int) -> None:
+        """See Attached; nothing when it is closed: decode answers that the memory is lost."""
+        if self.is_open:
+            self._attachment.publish(place, slot.offset, num_bytes)
 
     def give_up(self, why: str) -> None:
         """Close it; a later offer asks for new memory."""
@@ -50,16 +85,4 @@ class Staging:
         if self.is_open:
             self.is_open = False
             self.slots.close()
-            asyncio.get_running_loop().remove_reader(self._attachment.connection)
             self._attachment.close()
-
-    def _hear(self) -> None:
-        """Decode says nothing on the connection but that it is over."""
-        try:
-            if self._attachment.connection.recv(1):
-                return
-        except BlockingIOError:
-            return
-        except OSError as error:
-            _log.info("the connection of staging %x broke: %r", self.staging_id, error)
-        self.close()

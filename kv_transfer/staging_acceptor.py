@@ -109,7 +109,7 @@ class StagingAcceptor(ABC, Generic[M]):
         """Granted and not given back."""
         return self._num_bytes
 
-    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | DeviceSpan | None:
+    async def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | DeviceSpan | None:
         """See StagingArea. Raises TransferCorrupt for a place outside the memory."""
         grant = self._grants.get(place.staging_id)
         if grant is None or grant.sender_epoch != sender_epoch:

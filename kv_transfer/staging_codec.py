@@ -1,20 +1,40 @@
-"""An offer's reply ↔ values: the blocks that decode holds, where it offers staging memory. Pure functions."""
+"""Replies of offer and meet ↔ values: the blocks that decode holds, where it offers staging memory. Pure
+functions.
+"""
 
 from __future__ import annotations
 
-from kv_transfer.transport import OfferedStaging, StagingAddress
+from kv_transfer.transport import GroupAddress, OfferedStaging, StagingAddress
 from protos import kv_transfer_pb2 as pb
 
 
 def offer_reply(held: tuple[int, ...], offered: OfferedStaging) -> pb.OfferReply:
-    return pb.OfferReply(held=held, staging=_message(offered.shm), device_staging=_message(offered.device))
+    return pb.OfferReply(
+        held=held,
+        staging=_message(offered.shm),
+        device_staging=_message(offered.device),
+        group=_group(offered.group),
+    )
 
 
-def offered_staging(reply: pb.OfferReply) -> OfferedStaging:
+def meet_reply(offered: OfferedStaging) -> pb.MeetReply:
+    return pb.MeetReply(
+        staging=_message(offered.shm),
+        device_staging=_message(offered.device),
+        group=_group(offered.group),
+    )
+
+
+def offered_staging(reply: pb.OfferReply | pb.MeetReply) -> OfferedStaging:
     return OfferedStaging(
         _address(reply.staging) if reply.HasField("staging") else None,
         _address(reply.device_staging) if reply.HasField("device_staging") else None,
+        GroupAddress(reply.group.backend) if reply.HasField("group") else None,
     )
+
+
+def _group(address: GroupAddress | None) -> pb.GroupAddress | None:
+    return None if address is None else pb.GroupAddress(backend=address.backend)
 
 
 def _message(address: StagingAddress | None) -> pb.StagingAddress | None:

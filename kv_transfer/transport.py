@@ -32,6 +32,19 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """A prefill and a decode worker, in these incarnations, and the blocks that they exchange."""
+
+    prefill: WorkerRef
+    decode: WorkerRef
+    layout: KVLayout
+
+    @staticmethod
+    def of(ticket: HandoffTicket) -> Pair:
+        return Pair(ticket.prefill, ticket.decode, ticket.layout)
+
+
+@dataclass(frozen=True, slots=True)
 class CommitClaim:
     """What prefill says it has pushed; decode compares it with what it wrote.
 
@@ -53,7 +66,9 @@ class CommitReceipt:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a payload lies that does not travel in its frame: which staging memory, which byte of it."""
+    """Where a payload lies that does not travel in its frame: which staging memory, which byte of it; of a
+    group, the payload's number.
+    """
 
     staging_id: int
     offset: int
@@ -164,6 +179,8 @@ CUDA_IPC = "cuda_ipc"
 """The label of metrics for payloads that came through memory of a device."""
 SHM = "shm"
 """The label of metrics for payloads that came through shared memory, whatever carried their frames."""
+DISTRIBUTED = "distributed"
+"""The label of metrics for payloads that came through a process group of the pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,22 +197,39 @@ class StagingAddress:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupAddress:
+    """Decode forms process groups with this backend."""
+
+    backend: str
+
+
+@dataclass(frozen=True, slots=True)
 class OfferedStaging:
     """Where decode offers which kind of staging memory."""
 
     shm: StagingAddress | None = None
     device: StagingAddress | None = None
+    group: GroupAddress | None = None
 
 
 class StagingArea(Protocol):
-    """Decode's staging memory, for the receiver."""
+    """Decode's staging memory of one kind, for the receiver."""
 
     @property
-    def address(self) -> StagingAddress: ...
+    def label(self) -> str:
+        """Of metrics."""
+        ...
 
-    def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | DeviceSpan | None:
-        """The bytes there, which their writer may still change; None if that incarnation of prefill has no
-        such memory (any more).
+    @property
+    def is_on_device(self) -> bool: ...
+
+    def offer(self, offered: OfferedStaging) -> OfferedStaging:
+        """`offered`, and where this memory is."""
+        ...
+
+    async def find(self, place: Place, num_bytes: int, sender_epoch: Epoch) -> memoryview | DeviceSpan | None:
+        """The bytes there, which their writer may still change, when they have come; None if that incarnation
+        of prefill has no such memory (any more). Raises TransferCorrupt for a place outside of it.
         """
         ...
 
@@ -229,12 +263,18 @@ class Transport(Protocol):
 
     @property
     def name(self) -> str:
-        """The label of metrics: `grpc`, `loopback`, `shm`, `cuda_ipc`."""
+        """The label of metrics: `grpc`, `loopback`, `shm`, `cuda_ipc`, `distributed`."""
         ...
 
     @property
     def carriage(self) -> Carriage:
         """How payloads are carried, as far as it is known; it is when an offer was answered."""
+        ...
+
+    async def meet(self, pair: Pair) -> None:
+        """Connect and attach what the pair's payloads will go through, before any ticket asks for it. Raises
+        what an offer would.
+        """
         ...
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]: ...

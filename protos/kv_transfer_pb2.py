@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import inference_pb2 as protos_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x11\x62\x61ton.kv_transfer\x1a\x16protos/inference.proto\"\x88\x01\n\x08KVLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\x05\x12\x10\n\x08head_dim\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06scales\x18\x07 \x01(\t\"\xad\x02\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12*\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12+\n\x06layout\x18\x05 \x01(\x0b\x32\x1b.baton.kv_transfer.KVLayout\x12\x12\n\nnum_tokens\x18\x06 \x01(\x03\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x01(\x0c\x12\x13\n\x0bnum_samples\x18\x08 \x01(\x05\x12\x19\n\x11num_growth_tokens\x18\t \x01(\x05\x12\x1c\n\x14is_prefix_cache_read\x18\n \x01(\x08\"f\n\x0cOfferRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12)\n\x06ticket\x18\x02 \x01(\x0b\x32\x19.baton.kv_transfer.Ticket\x12\x13\n\x0btime_left_s\x18\x03 \x01(\x01\"X\n\x0eStagingAddress\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bsocket_name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x11\n\tdevice_id\x18\x04 \x01(\t\"\x89\x01\n\nOfferReply\x12\x0c\n\x04held\x18\x01 \x03(\r\x12\x32\n\x07staging\x18\x02 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\x12\x39\n\x0e\x64\x65vice_staging\x18\x03 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\"\x91\x01\n\rCommitRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x03\x12\x19\n\x11num_pushed_blocks\x18\x05 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\"D\n\x0b\x43ommitReply\x12\x1a\n\x12num_written_blocks\x18\x01 \x01(\r\x12\x19\n\x11num_written_bytes\x18\x02 \x01(\x04\"t\n\x0c\x41\x62ortRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0btime_left_s\x18\x05 \x01(\x01\"\x0c\n\nAbortReply\"S\n\x10KeepAliveRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\"\x10\n\x0eKeepAliveReply2\xbf\x02\n\nKVTransfer\x12G\n\x05Offer\x12\x1f.baton.kv_transfer.OfferRequest\x1a\x1d.baton.kv_transfer.OfferReply\x12J\n\x06\x43ommit\x12 .baton.kv_transfer.CommitRequest\x1a\x1e.baton.kv_transfer.CommitReply\x12G\n\x05\x41\x62ort\x12\x1f.baton.kv_transfer.AbortRequest\x1a\x1d.baton.kv_transfer.AbortReply\x12S\n\tKeepAlive\x12#.baton.kv_transfer.KeepAliveRequest\x1a!.baton.kv_transfer.KeepAliveReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protos/kv_transfer.proto\x12\x11\x62\x61ton.kv_transfer\x1a\x16protos/inference.proto\"\x88\x01\n\x08KVLayout\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nnum_layers\x18\x02 \x01(\x05\x12\x14\n\x0cnum_kv_heads\x18\x03 \x01(\x05\x12\x10\n\x08head_dim\x18\x04 \x01(\x05\x12\x12\n\nblock_size\x18\x05 \x01(\x05\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x0e\n\x06scales\x18\x07 \x01(\t\"\xad\x02\n\x06Ticket\x12\x11\n\tticket_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12+\n\x07prefill\x18\x03 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12*\n\x06\x64\x65\x63ode\x18\x04 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12+\n\x06layout\x18\x05 \x01(\x0b\x32\x1b.baton.kv_transfer.KVLayout\x12\x12\n\nnum_tokens\x18\x06 \x01(\x03\x12\x14\n\x0c\x62lock_hashes\x18\x07 \x01(\x0c\x12\x13\n\x0bnum_samples\x18\x08 \x01(\x05\x12\x19\n\x11num_growth_tokens\x18\t \x01(\x05\x12\x1c\n\x14is_prefix_cache_read\x18\n \x01(\x08\"f\n\x0cOfferRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12)\n\x06ticket\x18\x02 \x01(\x0b\x32\x19.baton.kv_transfer.Ticket\x12\x13\n\x0btime_left_s\x18\x03 \x01(\x01\"X\n\x0eStagingAddress\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x13\n\x0bsocket_name\x18\x02 \x01(\t\x12\r\n\x05token\x18\x03 \x01(\x0c\x12\x11\n\tdevice_id\x18\x04 \x01(\t\"\xb9\x01\n\nOfferReply\x12\x0c\n\x04held\x18\x01 \x03(\r\x12\x32\n\x07staging\x18\x02 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\x12\x39\n\x0e\x64\x65vice_staging\x18\x03 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\x12.\n\x05group\x18\x04 \x01(\x0b\x32\x1f.baton.kv_transfer.GroupAddress\"\x1f\n\x0cGroupAddress\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\"\x7f\n\x0bMeetRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12+\n\x07prefill\x18\x02 \x01(\x0b\x32\x1a.baton.inference.WorkerRef\x12+\n\x06layout\x18\x03 \x01(\x0b\x32\x1b.baton.kv_transfer.KVLayout\"\xb0\x01\n\tMeetReply\x12\x32\n\x07staging\x18\x02 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\x12\x39\n\x0e\x64\x65vice_staging\x18\x03 \x01(\x0b\x32!.baton.kv_transfer.StagingAddress\x12.\n\x05group\x18\x04 \x01(\x0b\x32\x1f.baton.kv_transfer.GroupAddressJ\x04\x08\x01\x10\x02\"\xe9\x01\n\x0cGroupMessage\x12.\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.baton.kv_transfer.GroupHelloH\x00\x12.\n\x05grant\x18\x02 \x01(\x0b\x32\x1d.baton.kv_transfer.GroupGrantH\x00\x12\x11\n\x07refusal\x18\x03 \x01(\tH\x00\x12*\n\x03key\x18\x04 \x01(\x0b\x32\x1b.baton.kv_transfer.GroupKeyH\x00\x12\x32\n\x07payload\x18\x05 \x01(\x0b\x32\x1f.baton.kv_transfer.GroupPayloadH\x00\x42\x06\n\x04kind\"m\n\nGroupHello\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x11\n\tnum_bytes\x18\x04 \x01(\x04\x12\r\n\x05nonce\x18\x05 \x01(\x0c\"-\n\nGroupGrant\x12\x10\n\x08group_id\x18\x01 \x01(\x04\x12\r\n\x05nonce\x18\x02 \x01(\x0c\"&\n\x08GroupKey\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\"A\n\x0cGroupPayload\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tnum_bytes\x18\x03 \x01(\x04\"\x91\x01\n\rCommitRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x03\x12\x19\n\x11num_pushed_blocks\x18\x05 \x01(\r\x12\x10\n\x08\x63hecksum\x18\x06 \x01(\x06\"D\n\x0b\x43ommitReply\x12\x1a\n\x12num_written_blocks\x18\x01 \x01(\r\x12\x19\n\x11num_written_bytes\x18\x02 \x01(\x04\"t\n\x0c\x41\x62ortRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x13\n\x0btime_left_s\x18\x05 \x01(\x01\"\x0c\n\nAbortReply\"S\n\x10KeepAliveRequest\x12\x16\n\x0ereceiver_epoch\x18\x01 \x01(\x06\x12\x14\n\x0csender_epoch\x18\x02 \x01(\x06\x12\x11\n\tticket_id\x18\x03 \x01(\t\"\x10\n\x0eKeepAliveReply2\xd4\x03\n\nKVTransfer\x12\x44\n\x04Meet\x12\x1e.baton.kv_transfer.MeetRequest\x1a\x1c.baton.kv_transfer.MeetReply\x12M\n\x05Group\x12\x1f.baton.kv_transfer.GroupMessage\x1a\x1f.baton.kv_transfer.GroupMessage(\x01\x30\x01\x12G\n\x05Offer\x12\x1f.baton.kv_transfer.OfferRequest\x1a\x1d.baton.kv_transfer.OfferReply\x12J\n\x06\x43ommit\x12 .baton.kv_transfer.CommitRequest\x1a\x1e.baton.kv_transfer.CommitReply\x12G\n\x05\x41\x62ort\x12\x1f.baton.kv_transfer.AbortRequest\x1a\x1d.baton.kv_transfer.AbortReply\x12S\n\tKeepAlive\x12#.baton.kv_transfer.KeepAliveRequest\x1a!.baton.kv_transfer.KeepAliveReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,19 +41,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STAGINGADDRESS']._serialized_start=618
   _globals['_STAGINGADDRESS']._serialized_end=706
   _globals['_OFFERREPLY']._serialized_start=709
-  _globals['_OFFERREPLY']._serialized_end=846
-  _globals['_COMMITREQUEST']._serialized_start=849
-  _globals['_COMMITREQUEST']._serialized_end=994
-  _globals['_COMMITREPLY']._serialized_start=996
-  _globals['_COMMITREPLY']._serialized_end=1064
-  _globals['_ABORTREQUEST']._serialized_start=1066
-  _globals['_ABORTREQUEST']._serialized_end=1182
-  _globals['_ABORTREPLY']._serialized_start=1184
-  _globals['_ABORTREPLY']._serialized_end=1196
-  _globals['_KEEPALIVEREQUEST']._serialized_start=1198
-  _globals['_KEEPALIVEREQUEST']._serialized_end=1281
-  _globals['_KEEPALIVEREPLY']._serialized_start=1283
-  _globals['_KEEPALIVEREPLY']._serialized_end=1299
-  _globals['_KVTRANSFER']._serialized_start=1302
-  _globals['_KVTRANSFER']._serialized_end=1621
+  _globals['_OFFERREPLY']._serialized_end=894
+  _globals['_GROUPADDRESS']._serialized_start=896
+  _globals['_GROUPADDRESS']._serialized_end=927
+  _globals['_MEETREQUEST']._serialized_start=929
+  _globals['_MEETREQUEST']._serialized_end=1056
+  _globals['_MEETREPLY']._serialized_start=1059
+  _globals['_MEETREPLY']._serialized_end=1235
+  _globals['_GROUPMESSAGE']._serialized_start=1238
+  _globals['_GROUPMESSAGE']._serialized_end=1471
+  _globals['_GROUPHELLO']._serialized_start=1473
+  _globals['_GROUPHELLO']._serialized_end=1582
+  _globals['_GROUPGRANT']._serialized_start=1584
+  _globals['_GROUPGRANT']._serialized_end=1629
+  _globals['_GROUPKEY']._serialized_start=1631
+  _globals['_GROUPKEY']._serialized_end=1669
+  _globals['_GROUPPAYLOAD']._serialized_start=1671
+  _globals['_GROUPPAYLOAD']._serialized_end=1736
+  _globals['_COMMITREQUEST']._serialized_start=1739
+  _globals['_COMMITREQUEST']._serialized_end=1884
+  _globals['_COMMITREPLY']._serialized_start=1886
+  _globals['_COMMITREPLY']._serialized_end=1954
+  _globals['_ABORTREQUEST']._serialized_start=1956
+  _globals['_ABORTREQUEST']._serialized_end=2072
+  _globals['_ABORTREPLY']._serialized_start=2074
+  _globals['_ABORTREPLY']._serialized_end=2086
+  _globals['_KEEPALIVEREQUEST']._serialized_start=2088
+  _globals['_KEEPALIVEREQUEST']._serialized_end=2171
+  _globals['_KEEPALIVEREPLY']._serialized_start=2173
+  _globals['_KEEPALIVEREPLY']._serialized_end=2189
+  _globals['_KVTRANSFER']._serialized_start=2192
+  _globals['_KVTRANSFER']._serialized_end=2660
 # @@protoc_insertion_point(module_scope)

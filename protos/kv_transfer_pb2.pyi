@@ -72,14 +72,96 @@ class StagingAddress(_message.Message):
     def __init__(self, host_id: _Optional[str] = ..., socket_name: _Optional[str] = ..., token: _Optional[bytes] = ..., device_id: _Optional[str] = ...) -> None: ...
 
 class OfferReply(_message.Message):
-    __slots__ = ("held", "staging", "device_staging")
+    __slots__ = ("held", "staging", "device_staging", "group")
     HELD_FIELD_NUMBER: _ClassVar[int]
     STAGING_FIELD_NUMBER: _ClassVar[int]
     DEVICE_STAGING_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     held: _containers.RepeatedScalarFieldContainer[int]
     staging: StagingAddress
     device_staging: StagingAddress
-    def __init__(self, held: _Optional[_Iterable[int]] = ..., staging: _Optional[_Union[StagingAddress, _Mapping]] = ..., device_staging: _Optional[_Union[StagingAddress, _Mapping]] = ...) -> None: ...
+    group: GroupAddress
+    def __init__(self, held: _Optional[_Iterable[int]] = ..., staging: _Optional[_Union[StagingAddress, _Mapping]] = ..., device_staging: _Optional[_Union[StagingAddress, _Mapping]] = ..., group: _Optional[_Union[GroupAddress, _Mapping]] = ...) -> None: ...
+
+class GroupAddress(_message.Message):
+    __slots__ = ("backend",)
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    def __init__(self, backend: _Optional[str] = ...) -> None: ...
+
+class MeetRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "prefill", "layout")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    prefill: _inference_pb2.WorkerRef
+    layout: KVLayout
+    def __init__(self, receiver_epoch: _Optional[int] = ..., prefill: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ...) -> None: ...
+
+class MeetReply(_message.Message):
+    __slots__ = ("staging", "device_staging", "group")
+    STAGING_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_STAGING_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    staging: StagingAddress
+    device_staging: StagingAddress
+    group: GroupAddress
+    def __init__(self, staging: _Optional[_Union[StagingAddress, _Mapping]] = ..., device_staging: _Optional[_Union[StagingAddress, _Mapping]] = ..., group: _Optional[_Union[GroupAddress, _Mapping]] = ...) -> None: ...
+
+class GroupMessage(_message.Message):
+    __slots__ = ("hello", "grant", "refusal", "key", "payload")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    hello: GroupHello
+    grant: GroupGrant
+    refusal: str
+    key: GroupKey
+    payload: GroupPayload
+    def __init__(self, hello: _Optional[_Union[GroupHello, _Mapping]] = ..., grant: _Optional[_Union[GroupGrant, _Mapping]] = ..., refusal: _Optional[str] = ..., key: _Optional[_Union[GroupKey, _Mapping]] = ..., payload: _Optional[_Union[GroupPayload, _Mapping]] = ...) -> None: ...
+
+class GroupHello(_message.Message):
+    __slots__ = ("receiver_epoch", "sender_epoch", "backend", "num_bytes", "nonce")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SENDER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    sender_epoch: int
+    backend: str
+    num_bytes: int
+    nonce: bytes
+    def __init__(self, receiver_epoch: _Optional[int] = ..., sender_epoch: _Optional[int] = ..., backend: _Optional[str] = ..., num_bytes: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class GroupGrant(_message.Message):
+    __slots__ = ("group_id", "nonce")
+    GROUP_ID_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    group_id: int
+    nonce: bytes
+    def __init__(self, group_id: _Optional[int] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+
+class GroupKey(_message.Message):
+    __slots__ = ("key", "value")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    value: bytes
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class GroupPayload(_message.Message):
+    __slots__ = ("number", "offset", "num_bytes")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    offset: int
+    num_bytes: int
+    def __init__(self, number: _Optional[int] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("receiver_epoch", "sender_epoch", "ticket_id", "num_tokens", "num_pushed_blocks", "checksum")

@@ -34,6 +34,16 @@ class KVTransferStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Meet = channel.unary_unary(
+                '/baton.kv_transfer.KVTransfer/Meet',
+                request_serializer=protos_dot_kv__transfer__pb2.MeetRequest.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.MeetReply.FromString,
+                _registered_method=True)
+        self.Group = channel.stream_stream(
+                '/baton.kv_transfer.KVTransfer/Group',
+                request_serializer=protos_dot_kv__transfer__pb2.GroupMessage.SerializeToString,
+                response_deserializer=protos_dot_kv__transfer__pb2.GroupMessage.FromString,
+                _registered_method=True)
         self.Offer = channel.unary_unary(
                 '/baton.kv_transfer.KVTransfer/Offer',
                 request_serializer=protos_dot_kv__transfer__pb2.OfferRequest.SerializeToString,
@@ -58,6 +68,18 @@ class KVTransferStub:
 
 class KVTransferServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Meet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Group(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def Offer(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -87,6 +109,16 @@ class KVTransferServicer:
 
 def add_KVTransferServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=protos_dot_kv__transfer__pb2.MeetRequest.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.MeetReply.SerializeToString,
+            ),
+            'Group': grpc.stream_stream_rpc_method_handler(
+                    servicer.Group,
+                    request_deserializer=protos_dot_kv__transfer__pb2.GroupMessage.FromString,
+                    response_serializer=protos_dot_kv__transfer__pb2.GroupMessage.SerializeToString,
+            ),
             'Offer': grpc.unary_unary_rpc_method_handler(
                     servicer.Offer,
                     request_deserializer=protos_dot_kv__transfer__pb2.OfferRequest.FromString,
@@ -117,6 +149,60 @@ def add_KVTransferServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class KVTransfer:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.kv_transfer.KVTransfer/Meet',
+            protos_dot_kv__transfer__pb2.MeetRequest.SerializeToString,
+            protos_dot_kv__transfer__pb2.MeetReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Group(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.kv_transfer.KVTransfer/Group',
+            protos_dot_kv__transfer__pb2.GroupMessage.SerializeToString,
+            protos_dot_kv__transfer__pb2.GroupMessage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def Offer(request,

@@ -105,6 +105,17 @@ def decode_ticket(message: pb.Ticket) -> HandoffTicket:
     )
 
 
+def meet_request(prefill: WorkerRef, layout: KVLayout, receiver_epoch: Epoch) -> pb.MeetRequest:
+    return pb.MeetRequest(
+        receiver_epoch=receiver_epoch, prefill=encode_worker_ref(prefill), layout=encode_layout(layout)
+    )
+
+
+def met_prefill(message: pb.MeetRequest) -> tuple[WorkerRef, KVLayout]:
+    """Who wants to exchange blocks, and which."""
+    return _worker_ref(message.prefill, "prefill"), decode_layout(message.layout)
+
+
 def offer_request(ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch) -> pb.OfferRequest:
     return pb.OfferRequest(
         receiver_epoch=receiver_epoch, ticket=encode_ticket(ticket), time_left_s=time_left_s

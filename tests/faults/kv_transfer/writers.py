@@ -61,9 +61,16 @@ class Writer:
 
 @asynccontextmanager
 async def writer(
-    decode: DecodeEnd, seed: int, halts_at: int = 0, num_frames: int = 1, way: str = SHM
+    decode: DecodeEnd,
+    seed: int,
+    halts_at: int = 0,
+    num_frames: int = 1,
+    way: str = SHM,
+    halts_in: str = "filling",
 ) -> AsyncIterator[Writer]:
-    """Frames of a memory with `num_frames` slots, which together are one ticket."""
+    """Frames of a memory with `num_frames` slots, which together are one ticket. `halts_in`: `filling` a
+    slot, or `sending` it through the group.
+    """
     spec = {
         "epoch": decode.ref.epoch,
         "address": decode.ref.address,
@@ -71,6 +78,7 @@ async def writer(
         "way": way,
         "num_blocks": NUM_BLOCKS,
         "halts_at": halts_at,
+        "halts_in": halts_in,
         "frame_bytes": NUM_BLOCKS * BLOCK // num_frames,
         "staging_bytes": NUM_BLOCKS * BLOCK,
     }
@@ -108,11 +116,11 @@ class LateWrite:
     first_code: str
 
 
-async def write_late(decode: DecodeEnd, way: str = SHM) -> LateWrite:
+async def write_late(decode: DecodeEnd, way: str = SHM, halts_in: str = "filling") -> LateWrite:
     """A writer is stopped in the middle of a slot; its ticket expires; another's blocks are the same ones; it
     goes on.
     """
-    async with writer(decode, seed=1, halts_at=1, way=way) as first:
+    async with writer(decode, seed=1, halts_at=1, way=way, halts_in=halts_in) as first:
         assert (await first.event())["event"] == "halted"
         first_id = await next_offer(decode, 1)
         os.kill(first.pid, signal.SIGSTOP)

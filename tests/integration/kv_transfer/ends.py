@@ -15,18 +15,21 @@ from core.clock import Deadline, MonotonicClock
 from core.handoff import HandoffTicket
 from core.ids import Role, WorkerRef
 from core.kv_layout import KVLayout
-from kv_transfer.config import BridgeConfig, CudaIpc, ReceiverConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, CudaIpc, Distributed, ReceiverConfig, SharedMemory
 from kv_transfer.cuda_ipc_transport import connect_on_device
 from kv_transfer.device_thread import DeviceThread
+from kv_transfer.group_acceptor import GroupAcceptor
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
 from kv_transfer.ipc_acceptor import IpcAcceptor
 from kv_transfer.metrics import TransferMetrics
+from kv_transfer.pair_group import Groups
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.session import SendSession
 from kv_transfer.shm_acceptor import ShmAcceptor
 from kv_transfer.shm_memory import create_memory
 from kv_transfer.shm_transport import connect_as_configured
+from kv_transfer.transport import Connect
 from protos.grpc_options import SERVER_OPTIONS
 from tests.integration.kv_transfer.host_device import HostDevice
 from tests.unit.kv_transfer.doubles import ByteStore, StorePort, make_ticket, worker_ref
@@ -35,11 +38,32 @@ from tests.unit.kv_transfer.doubles import ByteStore, StorePort, make_ticket, wo
 LAYOUT = KVLayout(model="toy", num_layers=2, num_kv_heads=2, head_dim=32, block_size=16)
 CLOCK = MonotonicClock()
 WAYS: dict[str, dict[str, Any]] = {
-    "grpc": {"shm": SharedMemory.NEVER, "cuda_ipc": CudaIpc.NEVER},
-    "shm": {"shm": SharedMemory.REQUIRED, "cuda_ipc": CudaIpc.NEVER},
-    "cuda_ipc": {"shm": SharedMemory.NEVER, "cuda_ipc": CudaIpc.REQUIRED},
+    "grpc": {"shm": SharedMemory.NEVER, "cuda_ipc": CudaIpc.NEVER, "distributed": Distributed.NEVER},
+    "shm": {"shm": SharedMemory.REQUIRED, "cuda_ipc": CudaIpc.NEVER, "distributed": Distributed.NEVER},
+    "cuda_ipc": {"shm": SharedMemory.NEVER, "cuda_ipc": CudaIpc.REQUIRED, "distributed": Distributed.NEVER},
+    "distributed": {
+        "shm": SharedMemory.NEVER,
+        "cuda_ipc": CudaIpc.NEVER,
+        "distributed": Distributed.REQUIRED,
+    },
 }
 """How a BridgeConfig asks for each way; the label under which its payloads are counted."""
+
+
+def real_groups() -> Groups:
+    """As the engine makes them, for a pool on this CPU. Imports torch: seconds, in a new process."""
+    from engine.kv.pool import KVPool
+    from engine.pair_group import groups_of
+
+    groups = groups_of(KVPool(LAYOUT, 1), "127.0.0.1")
+    assert groups is not None
+    return groups
+
+
+def connect_any_way(config: BridgeConfig, device: DeviceThread) -> Connect:
+    """All ways there are, as `config` says."""
+    groups = None if config.distributed is Distributed.NEVER else real_groups()
+    return connect_on_device(config, device, connect_as_configured(config, groups=groups))
 
 
 class PrefillEnd:
@@ -51,7 +75,7 @@ class PrefillEnd:
         self.store = store
         self.registry = CollectorRegistry()
         self.device = DeviceThread(HostDevice(store))
-        self.connect = connect_on_device(config, self.device, connect_as_configured(config))
+        self.connect = connect_any_way(config, self.device)
         metrics = TransferMetrics(self.registry)
         self.sender = Sender(store, self.ref, self.connect, CLOCK, metrics, config)
 
@@ -83,6 +107,7 @@ class DecodeEnd:
     receiver: Receiver
     acceptor: ShmAcceptor | None
     device_acceptor: IpcAcceptor
+    groups: GroupAcceptor | None
     server: grpc.aio.Server
     registry: CollectorRegistry
 
@@ -97,6 +122,9 @@ class DecodeEnd:
 
     def device_staging_bytes(self) -> float:
         return self.counted("baton_kv_device_staging_bytes")
+
+    def group_staging_bytes(self) -> float:
+        return self.counted("baton_kv_group_staging_bytes")
 
     def holds(self, ticket: HandoffTicket, store: ByteStore) -> bool:
         """Whether the ticket's blocks are those of prefill's store."""
@@ -121,6 +149,10 @@ async def decode_end(
     count = receiver.metrics.set_device_staging_bytes
     device_acceptor = IpcAcceptor(ref.epoch, config.max_device_staging_bytes, count, device)
     receiver.admit(device_acceptor)
+    groups = None
+    if config.distributed is not Distributed.NEVER:
+        groups = GroupAcceptor(ref.epoch, config, receiver.metrics.set_group_staging_bytes, real_groups())
+        receiver.admit_groups(groups)
     acceptor = None
     if config.shm is not SharedMemory.NEVER:
         acceptor = ShmAcceptor(ref.epoch, config.max_staging_bytes, receiver.metrics, create)
@@ -128,7 +160,7 @@ async def decode_end(
     add_kv_transfer_servicer(server, receiver)
     await server.start()
     try:
-        yield DecodeEnd(ref, port, receiver, acceptor, device_acceptor, server, registry)
+        yield DecodeEnd(ref, port, receiver, acceptor, device_acceptor, groups, server, registry)
     finally:
         await server.stop(0)
         await receiver.close()

@@ -6,14 +6,18 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from kv_transfer.config import BridgeConfig, CudaIpc, ReceiverConfig
+from kv_transfer.config import BridgeConfig, CudaIpc, Distributed, ReceiverConfig
 from kv_transfer.shm_memory import create_memory
 from tests.integration.kv_transfer.ends import LAYOUT, DecodeEnd, PrefillEnd, decode_end, no_task_is_left
 from tests.unit.kv_transfer.doubles import ByteStore, StorePort, until
 
 BLOCK = LAYOUT.block_bytes
 CONFIG = BridgeConfig(
-    staged_frame_bytes=4 * BLOCK, staging_bytes=16 * BLOCK, attach_again_s=0.2, cuda_ipc=CudaIpc.NEVER
+    staged_frame_bytes=4 * BLOCK,
+    staging_bytes=16 * BLOCK,
+    attach_again_s=0.2,
+    cuda_ipc=CudaIpc.NEVER,
+    distributed=Distributed.NEVER,
 )
 """Four slots of four blocks."""
 

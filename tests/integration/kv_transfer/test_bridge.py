@@ -11,7 +11,7 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 from core.clock import Deadline
-from core.errors import LayoutMismatch, ReservationRefused, TransferTimeout, WorkerLost
+from core.errors import HandoffError, LayoutMismatch, ReservationRefused, TransferTimeout, WorkerLost
 from core.handoff import HandoffTicket
 from core.kv_layout import KVLayout
 from kv_transfer.config import BridgeConfig
@@ -136,7 +136,8 @@ async def test_decode_gone_in_mid_push_ends_the_session_within_the_bounded_silen
         session.add_blocks(50, range(50, 100))
         started = time.monotonic()
         error = await failure_of(session.finish(ticket.num_tokens))
-        assert isinstance(error, TransferTimeout)
+        # of a group both ends see that it has ended, and there is no other way here
+        assert isinstance(error, HandoffError if way == "distributed" else TransferTimeout)
         assert time.monotonic() - started < 4.0
 
 

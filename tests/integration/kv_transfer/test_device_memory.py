@@ -12,7 +12,7 @@ import pytest
 from core.errors import HandoffError, InvalidConfig, TransferCorrupt
 from core.ids import new_epoch
 from kv_transfer.codec import decode_ack, encode_device_frame, payload_seed
-from kv_transfer.config import BridgeConfig, CudaIpc, ReceiverConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, CudaIpc, Distributed, ReceiverConfig, SharedMemory
 from kv_transfer.cuda_ipc_transport import connect_on_device
 from kv_transfer.device_thread import DeviceSpan, DeviceThread
 from kv_transfer.ipc_acceptor import offer_device_memory
@@ -26,7 +26,11 @@ from tests.unit.kv_transfer.doubles import ByteStore, StorePort, failure_of, unt
 
 BLOCK = LAYOUT.block_bytes
 CONFIG = BridgeConfig(
-    device_frame_bytes=4 * BLOCK, device_staging_bytes=16 * BLOCK, attach_again_s=0.2, staging_bytes=16 << 20
+    device_frame_bytes=4 * BLOCK,
+    device_staging_bytes=16 * BLOCK,
+    attach_again_s=0.2,
+    staging_bytes=16 << 20,
+    distributed=Distributed.NEVER,
 )
 """Four slots of four blocks."""
 

@@ -12,14 +12,12 @@ from core.errors import TransferCorrupt
 from core.ids import TicketId
 from kv_transfer.codec import HEADER_BYTES
 from kv_transfer.config import BridgeConfig
-from kv_transfer.cuda_ipc_transport import connect_on_device
 from kv_transfer.device_thread import DeviceSpan
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
-from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import Room, Transport
 from tests.integration.kv_transfer.bridge import bridge
-from tests.integration.kv_transfer.ends import CLOCK, LAYOUT, WAYS
+from tests.integration.kv_transfer.ends import CLOCK, LAYOUT, WAYS, connect_any_way
 from tests.integration.kv_transfer.host_device import HostRegion
 from tests.unit.kv_transfer.doubles import failure_of
 
@@ -82,10 +80,11 @@ async def test_one_flipped_bit_anywhere_in_a_frame_ends_the_ticket_and_is_never_
         frame_bytes=2 * LAYOUT.block_bytes,
         staged_frame_bytes=2 * LAYOUT.block_bytes,
         device_frame_bytes=2 * LAYOUT.block_bytes,
+        group_frame_bytes=2 * LAYOUT.block_bytes,
         **WAYS[way],
     )
     async with bridge(way) as ends:
-        connect = connect_on_device(config, ends.prefill_end.device, connect_as_configured(config))
+        connect = connect_any_way(config, ends.prefill_end.device)
         sender = Sender(
             ends.store,
             ends.prefill,

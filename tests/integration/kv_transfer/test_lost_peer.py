@@ -18,14 +18,13 @@ from prometheus_client import CollectorRegistry
 from core.clock import Deadline, MonotonicClock
 from core.errors import TransferTimeout, WorkerLost
 from core.ids import Epoch, Role, WorkerId, WorkerRef
-from kv_transfer.config import BridgeConfig, CudaIpc, SharedMemory
-from kv_transfer.cuda_ipc_transport import connect_on_device
+from kv_transfer.config import BridgeConfig, CudaIpc, Distributed, SharedMemory
 from kv_transfer.device_thread import DeviceThread
 from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.sender import Sender
-from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import Fence
+from tests.integration.kv_transfer.ends import connect_any_way
 from tests.integration.kv_transfer.host_device import HostDevice
 from tests.unit.kv_transfer.doubles import LAYOUT, PREFILL, ByteStore, failure_of, make_ticket, until
 
@@ -33,12 +32,13 @@ ROOT = Path(__file__).parents[3]
 
 
 @asynccontextmanager
-async def decode_process() -> AsyncIterator[tuple[WorkerRef, int]]:
-    """The worker's ref and its process id."""
+async def decode_process(way: str = "grpc") -> AsyncIterator[tuple[WorkerRef, int]]:
+    """The worker's ref and its process id. It offers process groups for that way only: torch takes time."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "tests.integration.kv_transfer.decode_process",
+        way,
         cwd=ROOT,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -83,27 +83,30 @@ def own_mappings() -> int:
         (signal.SIGKILL, "shm"),
         (signal.SIGSTOP, "shm"),
         (signal.SIGKILL, "cuda_ipc"),
+        (signal.SIGKILL, "distributed"),
+        (signal.SIGSTOP, "distributed"),
     ],
 )
 async def test_a_session_whose_decode_worker_dies_in_mid_push_ends_within_the_bounded_silence(
     number: signal.Signals, way: str
 ) -> None:
-    async with decode_process() as (ref, pid):
+    async with decode_process(way) as (ref, pid):
         clock = MonotonicClock()
         store = ByteStore(64, LAYOUT, seed=1)
         config = BridgeConfig(
-            shm=SharedMemory.NEVER if way == "grpc" else SharedMemory.AUTO,
+            shm=SharedMemory.AUTO if way == "shm" else SharedMemory.NEVER,
             cuda_ipc=CudaIpc.AUTO if way == "cuda_ipc" else CudaIpc.NEVER,
+            distributed=Distributed.AUTO if way == "distributed" else Distributed.NEVER,
         )
         device = DeviceThread(HostDevice(store))
-        connect = connect_on_device(config, device, connect_as_configured(config))
+        connect = connect_any_way(config, device)
         metrics = TransferMetrics(CollectorRegistry())
         sender = Sender(store, PREFILL, connect, clock, metrics, config)
         session = sender.open(make_ticket(64 * 4, decode=ref), Deadline.after(60, clock))
         session.add_blocks(0, range(32))
         await session.offered()
         await asyncio.sleep(0.2)
-        assert own_mappings() == (way != "grpc")
+        assert own_mappings() == (way in ("shm", "cuda_ipc"))
         os.kill(pid, number)
         started = time.monotonic()
         session.add_blocks(32, range(32, 64))

@@ -228,9 +228,9 @@ async def test_one_who_does_not_prove_to_see_the_memory_is_not_served_from_it() 
             await loop.sock_sendall(stranger, Hello(address.token, decode.ref.epoch, epoch, BLOCK).encode())
             staging_id = decode_grant(await loop.sock_recv(stranger, 256))
             assert decode.acceptor.num_bytes == BLOCK
-            assert decode.acceptor.find(Place(staging_id, 0), BLOCK, epoch) is None
+            assert await decode.acceptor.find(Place(staging_id, 0), BLOCK, epoch) is None
             await loop.sock_sendall(stranger, bytes(16))
             assert await loop.sock_recv(stranger, 256) == b""
-            assert decode.acceptor.find(Place(staging_id, 0), BLOCK, epoch) is None
+            assert await decode.acceptor.find(Place(staging_id, 0), BLOCK, epoch) is None
         acceptor = decode.acceptor
         await until(lambda: acceptor.num_bytes == 0)

@@ -10,6 +10,7 @@ import pytest
 
 from core.errors import TransferCorrupt, WorkerLost
 from kv_transfer.codec import decode_ack, encode_staged_frame, payload_checksum
+from kv_transfer.grpc_transport import GrpcTransport
 from kv_transfer.shm_handshake import Fallback
 from kv_transfer.shm_transport import ShmTransport
 from kv_transfer.transport import SHM, CommitClaim, Fence, PushStream, Room
@@ -37,7 +38,7 @@ async def test_two_prefill_workers_have_memories_of_their_own_and_their_blocks_s
 async def test_a_frame_that_names_the_memory_of_another_pair_is_not_served_from_it() -> None:
     async with decode_end(port()) as decode:
         ends = [prefill(decode, seed=seed) for seed in (1, 2)]
-        transports = [ShmTransport(decode.ref, CONFIG) for _ in ends]
+        transports = [ShmTransport(GrpcTransport(decode.ref), CONFIG) for _ in ends]
         tickets = [end.ticket(64) for end in ends]
         rooms = []
         for ticket, transport in zip(tickets, transports, strict=True):
@@ -61,7 +62,7 @@ async def test_a_frame_that_names_the_memory_of_another_pair_is_not_served_from_
 
 async def test_a_frame_that_points_outside_its_memory_ends_its_ticket() -> None:
     async with decode_end(port()) as decode:
-        end, transport = prefill(decode), ShmTransport(decode.ref, CONFIG)
+        end, transport = prefill(decode), ShmTransport(GrpcTransport(decode.ref), CONFIG)
         ticket = end.ticket(64)
         await transport.offer(ticket, 5.0)
         push = await transport.open_push()
@@ -102,7 +103,7 @@ async def test_a_new_incarnation_of_either_side_gets_new_memory_and_the_old_one_
         async with decode_end(port()) as decode:
             end = end or prefill(decode)
             end.decode = decode.ref
-            transport = ShmTransport(decode.ref, CONFIG)
+            transport = ShmTransport(GrpcTransport(decode.ref), CONFIG)
             transports.append(transport)
             await end.hand_over(10)
             assert decode.received_bytes(SHM) == 10 * BLOCK
@@ -134,7 +135,7 @@ async def test_what_a_broken_stream_leaves_is_not_written_again_before_decode_ha
     ending: str,
 ) -> None:
     async with both() as ends:
-        end, transport = ends.prefill, ShmTransport(ends.decode.ref, CONFIG)
+        end, transport = ends.prefill, ShmTransport(GrpcTransport(ends.decode.ref), CONFIG)
         ticket = end.ticket(2 * 16)
         fence = Fence.of(ticket)
         await transport.offer(ticket, 5.0)
@@ -165,7 +166,7 @@ async def test_what_a_broken_stream_leaves_is_not_written_again_before_decode_ha
 
 async def test_with_all_slots_in_quarantine_payloads_travel_in_frames_and_new_memory_is_attached() -> None:
     async with both() as ends:
-        end, transport = ends.prefill, ShmTransport(ends.decode.ref, CONFIG)
+        end, transport = ends.prefill, ShmTransport(GrpcTransport(ends.decode.ref), CONFIG)
         ticket = end.ticket(4 * 16)
         await transport.offer(ticket, 5.0)
         assert transport.staging is not None
@@ -191,7 +192,7 @@ async def test_with_all_slots_in_quarantine_payloads_travel_in_frames_and_new_me
 
 async def test_memory_that_is_worn_by_tickets_nobody_speaks_of_is_replaced_at_an_offer() -> None:
     async with both() as ends:
-        end, transport = ends.prefill, ShmTransport(ends.decode.ref, CONFIG)
+        end, transport = ends.prefill, ShmTransport(GrpcTransport(ends.decode.ref), CONFIG)
         ticket = end.ticket(4 * 16)
         await transport.offer(ticket, 5.0)
         assert transport.staging is not None
@@ -233,7 +234,7 @@ async def test_a_memory_that_is_lost_in_mid_push_costs_no_block_the_rest_travels
 
 async def test_a_slot_that_changes_after_its_frame_was_sent_ends_the_ticket_and_is_never_committed() -> None:
     async with both() as ends:
-        end, transport = ends.prefill, ShmTransport(ends.decode.ref, CONFIG)
+        end, transport = ends.prefill, ShmTransport(GrpcTransport(ends.decode.ref), CONFIG)
         ticket = end.ticket(2 * 16)
         await transport.offer(ticket, 5.0)
         ends.decode.port.gate.clear()

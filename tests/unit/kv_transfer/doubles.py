@@ -28,6 +28,7 @@ from kv_transfer.transport import (
     CommitClaim,
     CommitReceipt,
     Fence,
+    Pair,
     Payload,
     PushStream,
     Room,
@@ -285,6 +286,10 @@ class TroubledTransport:
         self.num_aborts = 0
         self.num_offers = 0
         self.is_closed = False
+
+    async def meet(self, pair: Pair) -> None:
+        await self._pass()
+        await self.inner.meet(pair)
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
         self.num_offers += 1
