@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from core.clock import Clock
-from router.limits import Holding, LimitName, Order, Orders, Report
+from router.limits import Holding, LimitName, Order, Orders, PromisedCall, Report
 
 LAPSE_S = 5.0
 
@@ -40,6 +40,8 @@ class LimitTable:
         self._settled_at = clock.now() + lapse_s
         self._limits: dict[LimitName, _Limit] = {}
         self._replicas: dict[str, tuple[int, float]] = {}
+        self._promised: dict[str, list[PromisedCall]] = {}
+        self._claimed: dict[str, list[PromisedCall]] = {}
 
     def exchange(self, report: Report) -> Orders:
         """Take a replica's report, and answer what it gets and what it shall return."""
@@ -54,7 +56,30 @@ class LimitTable:
         # what was late was given up by the replica: it says nothing that is still true, and gets nothing
         holdings = () if is_late else report.holdings
         orders = tuple(self._order(report.replica, holding, now, is_settled) for holding in holdings)
-        return Orders(orders, len(self._replicas), is_settled)
+        claimed = self._share_promises(report)
+        promised = tuple(
+            promise
+            for name, promises in self._promised.items()
+            if name != report.replica
+            for promise in promises
+        )
+        return Orders(orders, len(self._replicas), is_settled, promised, claimed)
+
+    def _share_promises(self, report: Report) -> tuple[PromisedCall, ...]:
+        """Note what the replica keeps and what it claims; the claims of others on what it keeps."""
+        for table in (self._promised, self._claimed):
+            for name in [name for name in table if name not in self._replicas]:
+                del table[name]
+        claimed = self._claimed.pop(report.replica, [])
+        kept = self._promised[report.replica] = list(report.promised)
+        for claim in claimed:
+            _take_out(kept, claim)
+        for claim in report.claims:
+            for name, promises in self._promised.items():
+                if name != report.replica and _take_out(promises, claim):
+                    self._claimed.setdefault(name, []).append(claim)
+                    break
+        return tuple(claimed)
 
     def _order(self, replica: str, holding: Holding, now: float, is_settled: bool) -> Order:
         limit = self._limits.setdefault(holding.name, _Limit())
@@ -77,7 +102,7 @@ class LimitTable:
         # what others lack beyond the pool, or what is out too much
         lacking = num_asked_elsewhere - pool
         recalled = max(0, min(holding.num_free, lacking)) if is_settled else 0
-        elsewhere = max(0, pool) + sum(other.num_free for other in others)
+        elsewhere = max(0, pool - num_asked_elsewhere) + sum(other.num_free for other in others)
         return Order(holding.name, granted, recalled, elsewhere)
 
     def _forget_the_dead(self, limit: _Limit, now: float) -> None:
@@ -87,3 +112,12 @@ class LimitTable:
                 part.num_free = part.num_asked = 0
                 if part.kept_until <= now:
                     del limit.parts[name]
+
+
+def _take_out(promises: list[PromisedCall], claim: PromisedCall) -> bool:
+    """Take out the first that is for the claimed call; whether there was one."""
+    for index, promise in enumerate(promises):
+        if (promise.scope, promise.call) == (claim.scope, claim.call):
+            del promises[index]
+            return True
+    return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from core.ids import RequestId, Role, new_request_id
 from core.request import Request
 from router.api_call import ApiCall, Prompt
 from router.config import RouterConfig
+from router.leases import Leases
 from router.line import Line
 from router.metrics import RouterMetrics
 from router.quotas import CallCost
@@ -48,14 +49,21 @@ class Admission:
         table: WorkerTable,
         metrics: RouterMetrics,
         clock: Clock,
-        num_routers: Callable[[], int] = lambda: 1,
+        leases: Leases,
     ) -> None:
         self._config = config
         self._model = model
         self._table = table
         self._clock = clock
-        self._num_routers = num_routers
-        self._line = Line(config.max_queue, config.tenants.aging_s, clock, self._capacity, metrics.waiting)
+        self._leases = leases
+        self._line = Line(
+            config.max_queue,
+            config.tenants.aging_s,
+            clock,
+            self._capacity,
+            metrics.waiting,
+            leases.promises,
+        )
 
     def deadline(self, timeout_header: str | None) -> Deadline:
         """From X-Request-Timeout (seconds), or the default. Raises InvalidRequest."""
@@ -146,7 +154,7 @@ class Admission:
         if not places or None in statuses:
             return self._config.max_concurrency
         places += places // _READING_MEANWHILE
-        return min(self._config.max_concurrency, math.ceil(places / max(1, self._num_routers())))
+        return min(self._config.max_concurrency, math.ceil(places / max(1, self._leases.num_replicas)))
 
 
 def cost_of(requests: Sequence[Request]) -> CallCost:

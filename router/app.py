@@ -74,7 +74,7 @@ def create_app(
     metrics.watch_table(table)
     pipeline = Pipeline(config, table, metrics, clock, chance or random.Random(), sleep)
     leases = Leases(limit_owner or SoleOwner(), clock, config.tenants.lease_s, num_routers)
-    admission = Admission(config, model, table, metrics, clock, lambda: leases.num_replicas)
+    admission = Admission(config, model, table, metrics, clock, leases)
     tenants = Tenants(config.tenants, sleep)
     accounts = Accounts(config, model.name, leases, metrics, clock)
     tracing = tracing_of(config.tracing, clock)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-_GRACE_S = 1.0
+_GRACE_S = 1.5
 _TRUST_STEP = 0.3
 _EARLY_S = 0.05
 _MIN_TRUST = 0.1
@@ -71,6 +71,18 @@ class Bookings(Generic[K]):
         self._expire(now)
         waiting = self._by_call.get(call)
         return waiting is not None and waiting[0].due_at <= now + _EARLY_S
+
+    def due_by(self, at: float) -> Iterator[tuple[int, float]]:
+        """(call, when) of those that are to come by then, in order of time."""
+        for booking in self._by_due:
+            if booking.due_at > at:
+                return
+            if booking.is_open:
+                yield booking.call, booking.due_at
+
+    def costs_of(self, call: int) -> Mapping[K, int]:
+        """What is kept for it, that is due."""
+        return self._by_call[call][0].costs
 
     def claim(self, call: int) -> None:
         """It came, and was let in."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from core.clock import Clock
 from router.buckets import Bucket
 from router.limits import Holding, LimitKind, LimitName, LimitOwner, Order, Orders, Report
+from router.promises import Promises
 
 MINUTE_S = 60.0
 # a replica keeps at most this part of a limit ahead of use
@@ -33,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Lease:
     """One limit as this replica has it. `size`: the whole limit. `num_elsewhere`: free tokens that others
     had at the last round; `num_asked`: what those that wait here need, all together; `num_promised`: what is
-    kept for calls that were told to come back here.
+    kept for calls that were told to come back here; `num_owed`: what others kept for calls that came here.
     """
 
     def __init__(self, name: LimitName, size: int) -> None:
@@ -43,6 +44,7 @@ class Lease:
         self.num_elsewhere = size
         self.num_asked = 0
         self.num_promised = 0
+        self.num_owed = 0
         self.used_at = -math.inf
 
     @property
@@ -56,7 +58,7 @@ class Lease:
     def holding(self, now: float) -> Holding:
         """What to report. What is asked for beyond the free tokens is wanted, else what keeps `ahead`."""
         free, room = self.bucket.num_free(now), self.size - self.bucket.held
-        asked = max(0, min(self.num_asked - free, room))
+        asked = max(0, min(max(0, self.num_asked - free) + self.num_owed, room))
         wanted = max(asked, min(self._target(now) - free, room))
         spare = max(0, free - self.num_promised)
         return Holding(self.name, self.size, self.bucket.held, spare, wanted, asked, self.bucket.period_s)
@@ -64,6 +66,7 @@ class Lease:
     def obey(self, order: Order, now: float) -> bool:
         """Take what is granted and leave what is recalled, unless it is waited for here; whether any left."""
         self.bucket.add(order.num_granted)
+        self.num_owed = max(0, self.num_owed - order.num_granted)
         self.num_elsewhere = order.num_elsewhere
         if self.num_asked:
             return False
@@ -84,6 +87,10 @@ class Lease:
         """Free tokens to keep ahead of use: none where nobody used any for a while."""
         return self.ahead if now - self.used_at < _IDLE_S else 0
 
+    def hand_over(self, amount: int, now: float) -> None:
+        """Leave tokens that another replica waits for by name."""
+        self.bucket.remove(amount, now)
+
     def take_part(self, num_replicas: int, now: float) -> None:
         """Hold an equal part, as far as what is out allows it."""
         part = max(1, self.size // max(1, num_replicas))
@@ -91,7 +98,7 @@ class Lease:
             self.bucket.add(part - self.bucket.held)
         else:
             self.bucket.remove(self.bucket.held - part, now)
-        self.num_elsewhere = 0
+        self.num_elsewhere = self.num_owed = 0
 
 
 class Leases:
@@ -105,6 +112,7 @@ class Leases:
         self._replica = secrets.token_hex(8)
         self._number = 0
         self._leases: dict[LimitName, Lease] = {}
+        self.promises = Promises(clock)
         self._wanted = asyncio.Event()
         self._round_done = asyncio.Event()
         self._answered_at = clock.now()
@@ -122,14 +130,25 @@ class Leases:
     def all(self) -> tuple[Lease, ...]:
         return tuple(self._leases.values())
 
-    async def until_free(self, needs: Mapping[Lease, int], timeout_s: float) -> bool:
-        """Whether all that is needed is free here, after more rounds if others have some free."""
+    def try_claim(self, scope: str, call: int, needs: Mapping[Lease, int]) -> bool:
+        """Whether another router keeps what this call needs; it is asked to hand it over."""
+        is_promised = self.promises.try_claim(scope, call)
+        if is_promised:
+            for lease, amount in needs.items():
+                lease.num_owed += amount
+            self._wanted.set()
+        return is_promised
+
+    async def until_free(self, needs: Mapping[Lease, int], timeout_s: float, is_promised: bool) -> bool:
+        """Whether all that is needed is free here, after more rounds if others have some free, or keep some
+        for this call.
+        """
         for lease, amount in needs.items():
             lease.num_asked += amount
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._are_free(needs):
-                    if self.is_alone or not self._could_be_free(needs):
+                    if self.is_alone or not (is_promised or self._could_be_free(needs)):
                         return False
                     self._wanted.set()
                     await self._round_done.wait()
@@ -169,7 +188,13 @@ class Leases:
             if not self.is_alone:
                 lease.return_surplus(now)
         self._number += 1
-        report = Report(self._replica, self._number, tuple(item.holding(now) for item in self.all()))
+        report = Report(
+            self._replica,
+            self._number,
+            tuple(item.holding(now) for item in self.all()),
+            self.promises.told(),
+            self.promises.take_claims(),
+        )
         try:
             orders = await self._owner.exchange(report)
         except ConnectionError as error:
@@ -204,6 +229,8 @@ class Leases:
                 self._wanted.set()  # another router waits for it
             if not orders.is_settled:
                 lease.take_part(max(self._expected, orders.num_replicas), now)
+        if self.promises.hear(orders.promised, orders.claimed):
+            self._wanted.set()
 
     def _is_away(self, error: Exception) -> None:
         now = self._clock.now()

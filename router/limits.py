@@ -44,12 +44,28 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
+class PromisedCall:
+    """A refused call that is to come back in `due_in_s`. `call`: the same for the same call sent again;
+    `scope`: what is kept for it, see `promises`.
+    """
+
+    scope: str
+    call: int
+    due_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """All holdings of a replica. `number` rises with each report, so that one that was late is known."""
+    """All holdings of a replica. `number` rises with each report, so that one that was late is known.
+    `promised`: the calls for which it keeps something; `claims`: those that came to it, though another
+    replica had told them to come back.
+    """
 
     replica: str
     number: int
     holdings: tuple[Holding, ...]
+    promised: tuple[PromisedCall, ...] = ()
+    claims: tuple[PromisedCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +82,16 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """`is_settled` False: the owner is new and has not heard of all replicas yet; it grants nothing."""
+    """`is_settled` False: the owner is new and has not heard of all replicas yet; it grants nothing.
+    `promised`: what other replicas keep for calls that are to come back; `claimed`: those of this replica's
+    that came to another one.
+    """
 
     orders: tuple[Order, ...]
     num_replicas: int
     is_settled: bool
+    promised: tuple[PromisedCall, ...] = ()
+    claimed: tuple[PromisedCall, ...] = ()
 
 
 class SoleOwner:

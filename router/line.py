@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 from core.clock import Clock, Deadline
 from core.errors import DeadlineExceeded, Overloaded
 from router.bookings import Bookings
 from router.fair_queue import Entry, FairQueue
+from router.promises import PLACE, Promises
 from router.tenants import Tenant
 from router.tenants_config import MAX_PRIORITY
 
@@ -28,7 +29,9 @@ _Turn = asyncio.Future[None]
 
 
 class Line:
-    """`capacity` says how many may run at present; `observe` is told (waiting, running) at each change."""
+    """`capacity` says how many may run at present; `observe` is told (waiting, running) at each change.
+    `promises`: with the other routers, of places for calls that were refused before.
+    """
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Line:
         clock: Clock,
         capacity: Callable[[], int],
         observe: Callable[[int, int], None],
+        promises: Promises,
     ) -> None:
         self._max_queue = max_queue
         self._clock = clock
@@ -48,6 +52,8 @@ class Line:
         self._bookings: Bookings[str] = Bookings()
         self._last_due_at = 0.0
         self._ticker: asyncio.Task[None] | None = None
+        self._promises = promises
+        promises.watch(PLACE, self)
 
     def predicted_wait_s(self, priority: int) -> float:
         """Until a newcomer of that priority would run; 0 where nothing was measured yet."""
@@ -68,6 +74,8 @@ class Line:
         kept = [] if is_due else self._bookings.kept(_PLACE, now)
         num_kept = math.floor(sum(amount for due_at, amount in kept if due_at <= now))
         room = self._capacity() + self._max_queue - self._num_running - len(self._queue) - num_kept
+        if room < num and not is_due and self._promises.try_claim(PLACE, call):
+            return  # another router keeps a place for it, and gives that one to somebody else
         while room < num:
             lowest = self._queue.last_below(priority)
             if lowest is None:
@@ -79,6 +87,15 @@ class Line:
                 )
             room += 1
         if is_due:
+            self._bookings.claim(call)
+
+    def due_by(self, at: float) -> Iterator[tuple[int, float]]:
+        """Refused calls that are to come by then, and when."""
+        return self._bookings.due_by(at)
+
+    def hand_over(self, call: int, now: float) -> None:
+        """A call that was refused here came to another router: its place is free."""
+        if self._bookings.is_due(call, now):
             self._bookings.claim(call)
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ event loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from core.clock import Clock
@@ -26,6 +26,8 @@ _REFILL_S = 0.8
 _OPEN_STEP = 0.2
 # clients that were told to come back do so up to so much later
 _LATE_S = 1.5
+# clocks of two routers need not agree to the moment about when a call is due
+_ON_ITS_WAY_S = 0.3
 # the others' tokens mostly come back sooner, when a request ends
 _KNOWN_RETURNS = frozenset({LimitKind.REQUESTS, LimitKind.PROMPT_TOKENS})
 _WORDS = {
@@ -65,6 +67,22 @@ class _Account:
     bookings: Bookings[LimitKind] = field(default_factory=Bookings)
     mean_open_s: float = 2.0
     last_due_at: float = 0.0
+
+    def note_promises(self) -> None:
+        for kind in _KNOWN_RETURNS & self.leases.keys():
+            self.leases[kind].num_promised = self.bookings.num_kept(kind)
+
+    def due_by(self, at: float) -> Iterator[tuple[int, float]]:
+        return self.bookings.due_by(at)
+
+    def hand_over(self, call: int, now: float) -> None:
+        """A call that was refused here came to another router: what was kept for it goes there."""
+        if not self.bookings.is_due(call, now + _ON_ITS_WAY_S):
+            return
+        for kind, amount in self.bookings.costs_of(call).items():
+            self.leases[kind].hand_over(amount, now)
+        self.bookings.claim(call)
+        self.note_promises()
 
 
 @dataclass(eq=False, slots=True)
@@ -111,12 +129,17 @@ class Quotas:
         if not account.leases:
             return Grant()
         self.check(tenant, cost)
-        grant = self._try_take(account, cost)
+        is_due = account.bookings.is_due(cost.call, self._clock.now())
+        grant = self._try_take(account, cost, is_due)
         if grant is not None:
             return grant
         needs = {lease: cost.of(kind) for kind, lease in account.leases.items()}
-        if await self._leases.until_free(needs, _REFILL_S):
-            grant = self._try_take(account, cost)
+        is_promised = not is_due and self._leases.try_claim(tenant.tenant_id, cost.call, needs)
+        if is_promised:
+            grant = self._try_take(account, cost, is_promised)
+        is_expected = is_due or is_promised
+        if grant is None and await self._leases.until_free(needs, _REFILL_S, is_expected):
+            grant = self._try_take(account, cost, is_expected)
         if grant is None:
             raise self._refusal(account, cost)
         return grant
@@ -133,14 +156,14 @@ class Quotas:
                 for kind, size in sizes.items()
             }
             known = self._accounts[tenant.tenant_id] = _Account(leases, sizes)
+            self._leases.promises.watch(tenant.tenant_id, known)
         return known
 
-    def _try_take(self, account: _Account, cost: CallCost) -> Grant | None:
-        """All or nothing."""
+    def _try_take(self, account: _Account, cost: CallCost, is_expected: bool) -> Grant | None:
+        """All or nothing. Newcomers, who are not expected, leave what is kept for others."""
         now = self._clock.now()
-        is_due = account.bookings.is_due(cost.call, now)
         for kind, lease in account.leases.items():
-            kept = [] if is_due else account.bookings.kept(kind, now)
+            kept = [] if is_expected else account.bookings.kept(kind, now)
             if kind not in _KNOWN_RETURNS:
                 kept = [promise for promise in kept if promise[0] <= now]
             if not lease.bucket.can_spare(cost.of(kind), kept, now):
@@ -151,14 +174,10 @@ class Quotas:
             assert take is not None
             lease.used_at = now
             takes[kind] = (lease, take)
-        if is_due:
+        if account.bookings.is_due(cost.call, now):
             account.bookings.claim(cost.call)
-        self._note_promises(account)
+        account.note_promises()
         return Grant(account, now, takes)
-
-    def _note_promises(self, account: _Account) -> None:
-        for kind in _KNOWN_RETURNS & account.leases.keys():
-            account.leases[kind].num_promised = account.bookings.num_kept(kind)
 
     def _refusal(self, account: _Account, cost: CallCost) -> QuotaExceeded:
         """Says when there will be room behind those that were refused before, and books that moment."""
@@ -175,7 +194,7 @@ class Quotas:
         account.last_due_at = now + retry_after_s
         costs = {kind: cost.of(kind) for kind in account.leases}
         bookings.book(cost.call, costs, account.last_due_at, account.sizes)
-        self._note_promises(account)
+        account.note_promises()
         return QuotaExceeded(
             f"the tenant's limit of {account.leases[scarce].size} {_WORDS[scarce]} is reached; "
             f"try again in {retry_after_s} s",

@@ -44,7 +44,8 @@ class Replica:
 
 
 class Service:
-    """`num_replicas` routers and their owner; `log` is (when, tokens) of what was let in."""
+    """`num_replicas` routers and their owner; `log` is (when, tokens) of what was let in,
+    `told` when a refused call may come back."""
 
     def __init__(self, num_replicas: int = 2) -> None:
         self.clock = FakeClock()
@@ -52,6 +53,7 @@ class Service:
         self.replicas = [Replica(self.owner, self.clock, num_replicas) for _ in range(num_replicas)]
         self.log: deque[tuple[float, int]] = deque()
         self.refusals: list[QuotaExceeded] = []
+        self.told: dict[int, float] = {}
         self._calls: set[asyncio.Task[Grant | QuotaExceeded]] = set()
         self._number = 0
 
@@ -70,6 +72,7 @@ class Service:
             grant = await replica.quotas.admit(tenant, cost)
         except QuotaExceeded as error:
             self.refusals.append(error)
+            self.told[cost.call] = self.clock.now() + float(str(error.details["retry_after_s"]))
             return error
         self.log.append((self.clock.now(), cost.num_prompt_tokens))
         return grant

@@ -9,6 +9,8 @@ from core.ids import DEFAULT_TENANT, Role
 from core.request import SamplingParams
 from router.admission import Admission
 from router.api_call import ApiCall, Prompt
+from router.leases import Leases
+from router.limits import SoleOwner
 from router.tenants import Tenants
 from router.tenants_config import TenantsConfig
 from router.text import TextSettings
@@ -24,7 +26,10 @@ def _d(name: str = "d", num_blocks: int = 20) -> ScriptedWorker:
 
 
 def _admission(fleet: Fleet) -> Admission:
-    return Admission(fleet.config, new_model(max_context=8192), fleet.table, fleet.metrics, fleet.time)
+    leases = Leases(SoleOwner(), fleet.time, 0.25)
+    return Admission(
+        fleet.config, new_model(max_context=8192), fleet.table, fleet.metrics, fleet.time, leases
+    )
 
 
 def _call(max_tokens: int | None) -> ApiCall:

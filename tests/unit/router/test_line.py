@@ -11,6 +11,7 @@ from core.clock import Deadline
 from core.errors import DeadlineExceeded, Overloaded
 from core.ids import TenantId
 from router.line import Line
+from router.promises import Promises
 from router.tenants import Tenant
 from router.tenants_config import TenantLimits
 from tests.doubles import FakeClock, settle
@@ -22,10 +23,16 @@ FAR = 1000.0
 class Gate:
     """A line whose requests run until they are let go."""
 
-    def __init__(self, max_queue: int = 4, capacity: Callable[[], int] = lambda: 1) -> None:
-        self.clock = FakeClock()
+    def __init__(
+        self,
+        max_queue: int = 4,
+        capacity: Callable[[], int] = lambda: 1,
+        clock: FakeClock | None = None,
+    ) -> None:
+        self.clock = clock or FakeClock()
         self.counts = (0, 0)
-        self.line = Line(max_queue, 10.0, self.clock, capacity, self._observe)
+        self.promises = Promises(self.clock)
+        self.line = Line(max_queue, 10.0, self.clock, capacity, self._observe, self.promises)
         self.started: list[str] = []
         self.ends: dict[str, asyncio.Event] = {}
 
@@ -140,3 +147,30 @@ async def test_a_deadline_that_passes_while_waiting_is_told_as_such() -> None:
     await gate.let_go("a")
     await first
     assert gate.counts == (0, 0)
+
+
+async def test_who_was_refused_by_one_router_is_let_in_by_another_and_the_kept_place_is_free_again() -> None:
+    first = Gate(max_queue=1)
+    second = Gate(max_queue=1, clock=first.clock)
+    tasks = [gate.send(name) for gate in (first, second) for name in "ab"]
+    await settle()
+    with pytest.raises(Overloaded):
+        first.send("again")
+    await first.let_go("a")
+    first.clock.advance(1.0)
+    with pytest.raises(Overloaded):
+        second.send("again")  # nobody has told it yet
+    with pytest.raises(Overloaded):
+        first.send("new")  # the place is kept
+    second.promises.hear(first.promises.told(), ())
+    tasks.append(second.send("again"))
+    with pytest.raises(Overloaded):
+        second.send("again")  # once only
+    first.promises.hear((), second.promises.take_claims())
+    tasks.append(first.send("new"))
+    await settle()
+    for name in ("b", "new"):
+        await first.let_go(name)
+    for name in ("a", "b", "again"):
+        await second.let_go(name)
+    await asyncio.gather(*tasks)
