@@ -18,8 +18,8 @@ class Sequence:
     `token_ids` is prompt + output so far, emitted tokens of an earlier worker included. KV exists exactly
     for the first `num_computed_tokens`. `block_table[i]` is the pool's block for token slots `[i *
     block_size, (i + 1) * block_size)`; `block_hashes` are the names of the full blocks computed so far (a
-    prefix of the table). `num_cached_tokens` counts prompt tokens that were found in the prefix cache at
-    first start. `max_context` is prompt + output at most.
+    prefix of the table). `num_cached_tokens` counts tokens (prompt, and emitted ones of a resumed sample)
+    that were found in the prefix cache at first start. `max_context` is prompt + output at most.
     """
 
     request: Request

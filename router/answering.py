@@ -85,6 +85,9 @@ class PromptReader:
         if self._work is not None:
             self._work.placed()
 
+    def pulled(self) -> None:
+        self.stamps.pulled(self._counting.clock.now())
+
     def lost(self, samples: Sequence[int]) -> None:
         self.stamps.lost(samples, self._counting.clock.now())
         if self._work is not None:

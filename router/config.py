@@ -61,6 +61,9 @@ class RouterConfig:
     `suspect_after_s`: a worker that reports nothing for so long gets no new work. It reports between its
     steps, so this must exceed the longest step; a stopped process is noticed sooner, by its connection.
 
+    `pull_timeout_s`: how long a decode worker may take to send cached blocks to a prefill worker before the
+    prompt is read there without them; 0: it is never asked.
+
     Placement: `tie_ms` within which costs count as equal. A request is held back for at most `max_hold_s`
     while a worker that will have room soon is cheaper than all that have some. What is `assumed` counts until
     it is measured: `core_sharing` is how much longer a step takes beside another worker on the same cores,
@@ -101,6 +104,7 @@ class RouterConfig:
     reconnect_s: float = 0.5
     metrics_timeout_s: float = 0.5
 
+    pull_timeout_s: float = 2.0
     tie_ms: float = 1.0
     max_hold_s: float = 2.0
     assumed_prefill_tokens_per_s: float = 500.0
@@ -151,6 +155,7 @@ class RouterConfig:
             "head_hold_s",
             "worker_wait_s",
             "give_up_before_s",
+            "pull_timeout_s",
             "tie_ms",
             "max_hold_s",
             "assumed_handoff_ms",

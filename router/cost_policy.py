@@ -1,20 +1,21 @@
 """The cost policy: the way to serve a request that delays everybody least, in milliseconds.
 
-cost(remote) = queue(P) + prefill(P) + transfer(P, D) + handoff(P, D) + decode(D) + slowdown
+cost(remote) = pull(D', P) + queue(P) + prefill(P) + transfer(P, D) + handoff(P, D) + decode(D) + slowdown
 cost(local)  = queue(D) + prefill(D) + decode(D) + slowdown
 cost(wait)   = wait(D) + the cost of what is waited for
 
 `prefill` follows from the worker's measured steps: their fixed part, the tokens, on D the streams beside.
-`slowdown` is what others lose: streams on D by longer steps, and the requests of all workers of a host whose
-cores the reading takes. So remote reading is free for D's streams on another host, and is not on the same.
-Pure.
+`pull` is what it takes to have what a decode worker has cached sent to P first; without it more is to be
+read. `slowdown` is what others lose: streams on D by longer steps, and the requests of all workers of a host
+whose cores the reading takes. So remote reading is free for D's streams on another host, and is not on the
+same. Pure.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import nsmallest
 from operator import attrgetter
 from typing import TypeVar
@@ -42,13 +43,17 @@ class _Node:
 
 @dataclass(slots=True)
 class _Reading:
-    """A prompt's way to its first token on one worker; `slowdown` is what others lose by it."""
+    """A prompt's way to its first token on one worker; `slowdown` is what others lose by it. `pull`: what it
+    takes to get cached blocks from `source` first.
+    """
 
     worker: Candidate
     queue: float
     prefill: float
     slowdown: float
     cost: float
+    source: Candidate | None = None
+    pull: float = 0.0
 
 
 @dataclass(slots=True)
@@ -77,7 +82,8 @@ class _Option:
     handoff: Handoff | None = None
 
     def decision(self) -> Decision:
-        terms = {"queue": self.reading.queue, "prefill": self.reading.prefill}
+        terms = {} if self.reading.source is None else {"pull": self.reading.pull}
+        terms |= {"queue": self.reading.queue, "prefill": self.reading.prefill}
         slowdown = self.reading.slowdown
         decoding = self.decoding
         if decoding is not None:
@@ -91,7 +97,7 @@ class _Option:
         terms["slowdown"] = slowdown
         decode = None if decoding is None else decoding.worker
         prefill = None if self.reading.worker is decode else self.reading.worker
-        return Decision(self.plan, prefill, decode, terms)
+        return Decision(self.plan, prefill, decode, terms, pull_from=self.reading.source)
 
 
 def cheapest(
@@ -128,7 +134,7 @@ def cheapest(
             best[option.plan] = option
     decision = chosen.decision()
     others = tuple(option.decision() for option in sorted(best.values(), key=_by_cost))
-    return Decision(decision.plan, decision.prefill, decision.decode, decision.terms, others)
+    return replace(decision, others=others)
 
 
 class _Costs:
@@ -151,7 +157,8 @@ class _Costs:
                 node.num_lost += self._lost(worker)
 
     def remote(self, prefills: Sequence[Candidate], decodings: Sequence[_Decoding]) -> list[_Option]:
-        readings = [self._remote_reading(worker) for worker in prefills]
+        sources = self._sources(decodings)
+        readings = [self._remote_reading(worker, sources.get(worker.layout)) for worker in prefills]
         if self._demand.is_ended_by_prefill:
             return [_Option(Plan.PREFILL_ONLY, reading.cost, reading) for reading in readings]
         targets = [decoding for decoding in decodings if decoding.worker.is_handoff_target]
@@ -195,11 +202,36 @@ class _Costs:
 
     # ------------------------------------------------------------ inside
 
-    def _remote_reading(self, worker: Candidate) -> _Reading:
+    def _sources(self, decodings: Sequence[_Decoding]) -> dict[KVLayout, Candidate]:
+        """The decode worker that holds most of the prompt, for each layout."""
+        found: dict[KVLayout, Candidate] = {}
+        if self._config.pull_timeout_s > 0.0:
+            for decoding in decodings:
+                worker = decoding.worker
+                best = found.get(worker.layout)
+                if worker.num_told_tokens > (0 if best is None else best.num_told_tokens):
+                    found[worker.layout] = worker
+        return found
+
+    def _remote_reading(self, worker: Candidate, source: Candidate | None) -> _Reading:
+        """By itself, or with what `source` has sent first, whichever is cheaper."""
+        alone = self._reading_of(worker, worker.num_cached_tokens)
+        num_pulled = 0 if source is None else source.num_told_tokens - worker.num_cached_tokens
+        if source is None or num_pulled <= 0:
+            return alone
+        handoff = source.handoffs.get(worker.ref.worker_id, self._handoff)
+        pull = handoff.fixed + handoff.per_byte * num_pulled * worker.layout.bytes_per_token
+        if pull >= alone.cost:
+            return alone
+        pulled = self._reading_of(worker, source.num_told_tokens)
+        pulled.source, pulled.pull, pulled.cost = source, pull, pulled.cost + pull
+        return min(alone, pulled, key=_by_cost)
+
+    def _reading_of(self, worker: Candidate, num_cached_tokens: int) -> _Reading:
         speeds = self._speeds(worker)
         speed = speeds.beside if self._is_crowded(worker) else speeds.alone
         chunk = self._chunk(worker, False)
-        num_uncached = max(1, self._demand.num_tokens - worker.num_cached_tokens)
+        num_uncached = max(1, self._demand.num_tokens - num_cached_tokens)
         queue = worker.num_ahead_tokens * (speed.prefill / chunk + speed.token)
         prefill = math.ceil(num_uncached / chunk) * speed.prefill + num_uncached * speed.token
         return self._reading(worker, queue, prefill, prefill * self._lost_by(worker))

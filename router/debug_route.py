@@ -103,7 +103,8 @@ def _decision(decision: Decision) -> dict[str, Any]:
         "plan": decision.plan.value,
         "prefill_worker": None if decision.prefill is None else decision.prefill.ref.worker_id,
         "decode_worker": None if decision.decode is None else decision.decode.ref.worker_id,
-        "cached_tokens": decision.reader.num_cached_tokens,
+        "pull_from": None if decision.pull_from is None else decision.pull_from.ref.worker_id,
+        "cached_tokens": decision.num_cached_tokens,
         "cost_ms": round(decision.cost_ms, _MAX_MS_DIGITS),
         "terms_ms": {term: round(ms, _MAX_MS_DIGITS) for term, ms in decision.terms.items()},
     }

@@ -40,7 +40,8 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker as placement sees it. `num_cached_tokens`: prefix it will hold by when it begins to read.
+    """A worker as placement sees it. `num_cached_tokens`: prefix it will hold by when it begins to read;
+    `num_told_tokens`: prefix that it has told it holds now.
 
     `num_ahead_tokens`: prompt tokens that it computes first. `num_streams`: sequences that get a token each
     step; `num_active`: these and those that wait for it to read them; `num_seqs`: all that have a place or
@@ -58,6 +59,7 @@ class Candidate:
     pace: float = 1.0
     handoffs: Mapping[WorkerId, Handoff] = field(default_factory=dict)
     num_cached_tokens: int = 0
+    num_told_tokens: int = 0
     num_ahead_tokens: int = 0
     num_streams: int = 0
     num_active: int = 0
@@ -90,7 +92,8 @@ class Candidate:
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Where a request goes and why: the terms, in milliseconds, add up to `cost_ms`. A policy that knows no
-    costs gives no terms. `others`: the best of each other plan that was possible.
+    costs gives no terms. `others`: the best of each other plan that was possible. `pull_from`: a decode
+    worker that first sends `prefill` what it has cached of the prompt and `prefill` has not.
     """
 
     plan: Plan
@@ -98,6 +101,7 @@ class Decision:
     decode: Candidate | None
     terms: dict[str, float] = field(default_factory=dict)
     others: tuple[Decision, ...] = ()
+    pull_from: Candidate | None = None
 
     @property
     def cost_ms(self) -> float:
@@ -109,6 +113,12 @@ class Decision:
         found = self.prefill or self.decode
         assert found is not None
         return found
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """What of the prompt the reader will not have to read."""
+        pulled = 0 if self.pull_from is None else self.pull_from.num_told_tokens
+        return max(self.reader.num_cached_tokens, pulled)
 
 
 @dataclass(slots=True)

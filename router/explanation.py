@@ -23,7 +23,9 @@ def explanation_headers(answering: Answering) -> dict[str, str]:
         found["x-baton-prefill-worker"] = decision.prefill.ref.worker_id
     if decision.decode is not None:
         found["x-baton-decode-worker"] = decision.decode.ref.worker_id
-    found["x-baton-predicted-cached-tokens"] = str(decision.reader.num_cached_tokens)
+    if decision.pull_from is not None:
+        found["x-baton-pull-from"] = decision.pull_from.ref.worker_id
+    found["x-baton-predicted-cached-tokens"] = str(decision.num_cached_tokens)
     if reader.stamps.ttft_s is not None:
         found["x-baton-cached-tokens"] = str(reader.num_cached_tokens)
         parts = _ttft_ms(reader).items()
@@ -44,7 +46,8 @@ def _prompt(reader: PromptReader) -> dict[str, Any]:
             "plan": decision.plan.value,
             "prefill_worker": None if decision.prefill is None else decision.prefill.ref.worker_id,
             "decode_worker": None if decision.decode is None else decision.decode.ref.worker_id,
-            "predicted_cached_tokens": decision.reader.num_cached_tokens,
+            "pull_from": None if decision.pull_from is None else decision.pull_from.ref.worker_id,
+            "predicted_cached_tokens": decision.num_cached_tokens,
             "cached_tokens": reader.num_cached_tokens,
             "terms_ms": {term: round(ms, 3) for term, ms in decision.terms.items()},
             "num_attempts": stamps.num_attempts,

@@ -19,6 +19,7 @@ from core.errors import AdmissionError, Cancelled, RequestError, ServingError
 from core.telemetry import TTFTPart
 from router.decision import Plan
 from router.index_metrics import IndexCollector
+from router.reuse_metrics import ReuseMetrics
 from router.stamps import Stall
 from router.work_meter import WorkMeter
 from router.worker_table import WorkerTable
@@ -131,6 +132,7 @@ class RouterMetrics:
         self._retries = Counter(
             telemetry.RETRIES, "Placements that failed, by error code.", ("reason",), registry=self.registry
         )
+        self.reuse = ReuseMetrics(self.registry)
         self._cached = Counter(
             telemetry.PREDICTED_CACHED_TOKENS,
             "Prompt tokens cached on the prefill worker, as predicted at placement and as found there.",

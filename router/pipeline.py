@@ -30,6 +30,7 @@ from router.legs import Cancels, Leg, Legs
 from router.metrics import RouterMetrics
 from router.placed import Placed
 from router.placer import Chosen, Placer
+from router.pulls import Loan, Pulls
 from router.reader import Reader
 from router.sample_record import SampleRecord
 from router.setbacks import Setbacks
@@ -67,6 +68,7 @@ class Pipeline:
         self.placer = Placer(config, table, metrics, clock, chance)
         self._sleep = sleep
         self.cancels = Cancels()
+        self.pulls = Pulls(config, self.placer.speeds.assumed_handoff, metrics.reuse, self.cancels, clock)
         self._closed = asyncio.Event()
 
     async def serve(self, request: Request, reader: Reader, deadline: Deadline) -> None:
@@ -167,6 +169,8 @@ class _Run:
             assert decode is not None
             await self._generate(records, decode, attempt)
             return
+        if chosen.loan is not None:
+            await self._pull(chosen.loan, prefill, attempt.placed)
         if not await self._prefill(records, prefill, decode, ticket_id, attempt):
             return
         live = [record for record in records if not record.is_finished]
@@ -215,6 +219,11 @@ class _Run:
         return min(latest, self._clock.now() + self._config.worker_wait_s)
 
     # ------------------------------------------------------------ calling
+
+    async def _pull(self, loan: Loan, prefill: WorkerEntry, placed: Placed) -> None:
+        request_id = self._request.request_id
+        placed.pulled(await self._pipeline.pulls.pull(loan, prefill, request_id, self._deadline, self.legs))
+        self._reader.pulled()
 
     async def _prefill(
         self,

@@ -58,8 +58,12 @@ class Placed:
         workers: tuple[WorkerEntry | None, WorkerEntry | None],
         names: Mapping[KVLayout, Sequence[BlockHash]],
         host: Host,
+        is_resume: bool = False,
     ) -> None:
-        """`workers`: prefill and decode. `names`: the prompt's blocks."""
+        """`workers`: prefill and decode. `names`: the prompt's blocks. `is_resume`: the request was placed
+        before, and that failed.
+        """
+        self._is_resume = is_resume
         self._request_id = request_id
         self._demand = demand
         self._decision = decision
@@ -78,10 +82,12 @@ class Placed:
             names.get(reader.announcement.layout, ()),
             self._placed_at + _LONGEST_READING_S,
         )
+        self._num_cached = decision.num_cached_tokens
         for entry in filter(None, workers):
             candidate = decision.prefill if entry is self._prefill else decision.decode
             assert candidate is not None
-            num_missing = max(1, demand.num_tokens - candidate.num_cached_tokens)
+            num_cached = self._num_cached if entry is reader else candidate.num_cached_tokens
+            num_missing = max(1, demand.num_tokens - num_cached)
             reservation = Reservation(
                 num_tokens=num_missing if entry is reader else 0,
                 num_seqs=demand.num_samples,
@@ -90,6 +96,11 @@ class Placed:
             )
             entry.reserve(reservation)
             self._held.append((entry, reservation))
+
+    def pulled(self, num_tokens: int) -> None:
+        """The reader was sent what another worker had cached: `num_tokens` are there now, 0 if it failed."""
+        self._num_cached = max(self._decision.reader.num_cached_tokens, num_tokens)
+        self._placed_at = self._host.clock.now()
 
     def heard(self, num_cached_tokens: int) -> None:
         """A worker has sent tokens. First whoever read the prompt: it found `num_cached_tokens` of it in its
@@ -124,14 +135,17 @@ class Placed:
         else:
             entry.begin_stream(reservation)
         reader, terms = self._decision.reader, self._decision.terms
-        self._host.metrics.predicted_cached(reader.num_cached_tokens, num_cached)
-        entry.rates.observe_hit(reader.num_cached_tokens, num_cached)
+        self._host.metrics.predicted_cached(self._num_cached, num_cached)
+        if self._is_resume:
+            self._host.metrics.reuse.resumed(num_cached, self._demand.num_tokens - num_cached)
+        entry.rates.observe_hit(self._num_cached, num_cached)
         if "prefill" not in terms:
             return
         predicted_ms, actual_ms = terms["queue"] + terms["prefill"], (now - self._placed_at) * 1e3
         # a wrong guess of what is cached is the credit's fault, not the pace's
-        num_missing = max(1, self._demand.num_tokens - reader.num_cached_tokens)
-        if abs(num_cached - reader.num_cached_tokens) <= 0.1 * num_missing + reader.layout.block_size:
+        predicted = self._decision.num_cached_tokens
+        num_missing = max(1, self._demand.num_tokens - predicted)
+        if abs(num_cached - predicted) <= 0.1 * num_missing + reader.layout.block_size:
             entry.rates.observe_reading(predicted_ms, actual_ms)
         self._tell("reading", predicted_ms, actual_ms, num_cached)
 

@@ -21,6 +21,7 @@ from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.metrics import RouterMetrics
 from router.placed import Placed
 from router.placement import place
+from router.pulls import Loan
 from router.setbacks import Setbacks
 from router.speed_book import SpeedBook
 from router.worker_entry import WorkerEntry
@@ -35,6 +36,7 @@ class Chosen:
     prefill: WorkerEntry | None = None
     decode: WorkerEntry | None = None
     placed: Placed | None = None
+    loan: Loan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +128,16 @@ class Search:
             return Chosen(decision)
         self._placer.draw.turn += 1
         workers = (self._entry_of(decision.prefill), self._entry_of(decision.decode))
-        placed = Placed(self._request.request_id, self._demand, decision, workers, self._names, self._placer)
-        return Chosen(decision, *workers, placed)
+        placed = Placed(
+            self._request.request_id,
+            self._demand,
+            decision,
+            workers,
+            self._names,
+            self._placer,
+            is_resume=setbacks.has_failed or len(self._tokens) > self._request.num_prompt_tokens,
+        )
+        return Chosen(decision, *workers, placed, self._loan(decision))
 
     def decide(self, setbacks: Setbacks, now: float) -> Decision | None:
         """What `choose` would choose, without a trace."""
@@ -173,11 +183,9 @@ class Search:
         announcement, rates, worker_id = entry.announcement, entry.rates, entry.ref.worker_id
         layout = announcement.layout
         confidence = self._placer.table.index.confidence(worker_id)
-        num_cached = max(
-            int(found.told.get(worker_id, 0) * rates.credit * confidence),
-            # what is being read there now will be cached when this prompt's turn comes
-            found.expected.get(worker_id, 0),
-        )
+        num_told = int(found.told.get(worker_id, 0) * rates.credit * confidence)
+        # what is being read there now will be cached when this prompt's turn comes
+        num_cached = max(num_told, found.expected.get(worker_id, 0))
         return Candidate(
             ref=entry.ref,
             layout=layout,
@@ -187,6 +195,7 @@ class Search:
             pace=rates.pace,
             handoffs=rates.handoffs,
             num_cached_tokens=num_cached * layout.block_size,
+            num_told_tokens=num_told * layout.block_size,
             num_ahead_tokens=entry.num_ahead_tokens,
             num_streams=entry.num_streams,
             num_seqs=entry.num_seqs,
@@ -214,6 +223,13 @@ class Search:
             root = root_hash(self._request.cache_salt, layout.fingerprint, self._request.adapter)
             names = self._names[layout] = hash_blocks(root, self._tokens, layout.block_size)
         return names
+
+    def _loan(self, decision: Decision) -> Loan | None:
+        source = self._entry_of(decision.pull_from)
+        if source is None:
+            return None
+        layout = source.announcement.layout
+        return Loan(source, tuple(self._name(layout)[: decision.num_cached_tokens // layout.block_size]))
 
     def _entry_of(self, candidate: Candidate | None) -> WorkerEntry | None:
         return None if candidate is None else self._placer.table.entry(candidate.ref)

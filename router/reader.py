@@ -16,6 +16,10 @@ class Reader(Protocol):
         """The request goes to these workers now; called again after each failure."""
         ...
 
+    def pulled(self) -> None:
+        """What a worker lends of the prompt has come, or will not come."""
+        ...
+
     def lost(self, samples: Sequence[int]) -> None:
         """What ran for these samples ended before they did; they are placed again, if that can be."""
         ...

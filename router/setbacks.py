@@ -88,6 +88,11 @@ class Setbacks:
                 raise error
         self.last_error = error
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether a worker failed the request, not just refused it."""
+        return bool(self._num_failures)
+
     def is_avoided(self, ref: WorkerRef, now: float) -> bool:
         """Whether `ref` is to be left alone at `now`."""
         return now < self._avoided_until.get(_name(ref), 0.0)

@@ -126,7 +126,9 @@ def _prompt_attributes(index: int, reader: PromptReader) -> dict[str, Value]:
         found["baton.prefill_worker"] = decision.prefill.ref.worker_id
     if decision.decode is not None:
         found["baton.decode_worker"] = decision.decode.ref.worker_id
-    found["baton.predicted_cached_tokens"] = decision.reader.num_cached_tokens
+    if decision.pull_from is not None:
+        found["baton.pull_from"] = decision.pull_from.ref.worker_id
+    found["baton.predicted_cached_tokens"] = decision.num_cached_tokens
     found["baton.cached_tokens"] = reader.num_cached_tokens
     found["baton.num_attempts"] = reader.stamps.num_attempts
     return found

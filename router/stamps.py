@@ -54,6 +54,12 @@ class Stamps:
             self._spend(TTFTPart.PLACE, now - self._since)
             self._since = now
 
+    def pulled(self, now: float) -> None:
+        """The prompt's reader has got what another worker has cached, or will not get it."""
+        if self.first_token_at is None:
+            self._spend(TTFTPart.PULL, now - self._since)
+            self._since = now
+
     def lost(self, samples: Iterable[int], now: float) -> None:
         """What ran for these samples is gone; they are placed again."""
         if self.first_token_at is None:

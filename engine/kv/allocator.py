@@ -118,8 +118,12 @@ class BlockAllocator:
         """Named blocks of that owner, held or cached."""
         return self._cached.num_owned(owner)
 
-    def own(self, block_ids: Iterable[int], owner: str) -> None:
-        """Held blocks turn out to be that owner's; those without a name are left out."""
+    def own(self, block_ids: Sequence[int], owner: str) -> None:
+        """Held blocks of one chain, in its order, turn out to be that owner's; those without a name are left
+        out. If the last one is his already, so are all.
+        """
+        if block_ids and self._cached.owner_of(block_ids[-1]) == owner:
+            return
         for block_id in block_ids:
             if self.prefix_cache.name_of(block_id) is not None:
                 self._cached.own(block_id, owner)

@@ -72,13 +72,15 @@ class KVCache:
         new = self.allocator.try_acquire(shared, num_blocks - len(shared), sequence.request.cache_salt)
         if new is None:
             return False
+        # what was lent or handed over, and not claimed, does not say whose it is
+        self.allocator.own(shared, sequence.request.cache_salt)
         sequence.block_table = shared + new
         sequence.block_hashes = block_hashes
         sequence.num_computed_tokens = len(shared) * self.layout.block_size
         if sequence.num_preemptions == 0:
-            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            sequence.num_cached_tokens = sequence.num_computed_tokens
             self.num_query_tokens += sequence.num_prompt_tokens
-            self.num_hit_tokens += sequence.num_cached_tokens
+            self.num_hit_tokens += min(sequence.num_cached_tokens, sequence.num_prompt_tokens)
         return True
 
     def try_grow(self, sequence: Sequence, num_tokens: int) -> bool:

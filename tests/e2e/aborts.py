@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
     "prefill": {
         "token_budget": 64,
         "max_num_seqs": 4,
-        "bridge": {"shm": "never", "frame_bytes": 1, "max_bytes_in_flight": 1},
+        "bridge": {"shm": "never", "distributed": "never", "frame_bytes": 1, "max_bytes_in_flight": 1},
     },
     "decode": {"max_num_seqs": 12},
     "router": {"plan": "remote", "max_concurrency": 28},
@@ -47,6 +47,7 @@ _LINGER_S = {
     Moment.DECODING: 0.3,
 }
 _KEPT_SHARE = 0.04
+_MAX_COMPARED = 100
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class Aborts:
         assert reading.value(telemetry.NUM_WAITING_TOKENS) == 0
         assert reading.value(telemetry.KV_UTILIZATION) == 0
         reference = self._models.reference(self._model)
-        for prompt, num_tokens, data in self._kept:
+        for prompt, num_tokens, data in self._kept[:_MAX_COMPARED]:
             (answer,) = of_stream(wire.parse_events(data), has_usage=True)
             output = self._models.vocabulary.ids_of(answer)
             assert len(output) == num_tokens

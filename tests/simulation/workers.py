@@ -50,7 +50,6 @@ class Site:
 
     @property
     def receiver(self) -> Receiver:
-        assert isinstance(self.worker, DecodeWorker)
         return self.worker.receiver
 
     def num_tickets(self, state: TicketState) -> int:
@@ -104,18 +103,17 @@ class SiteMaker:
         ) -> Any:
             return LoopSteps(process, lambda: 0.001 + chance.random() * 0.02, step, on_tick)
 
+        def connect(target: WorkerRef) -> SimTransport:
+            return SimTransport(self._network, self._directory, process, target)
+
         worker: AnyWorker
         if role is Role.PREFILL:
-
-            def connect(target: WorkerRef) -> SimTransport:
-                return SimTransport(self._network, self._directory, process, target)
-
             config = PrefillConfig(token_budget=chance.choice((8, 16, 64)), max_num_seqs=4)
             worker = PrefillWorker(runner, config, ref, self._clock, connect, new_steps)
         else:
             budget = chance.choice((16, 64))
             decode = DecodeConfig(max_num_seqs=8, token_budget=budget, prefill_chunk=chance.choice((4, 16)))
-            worker = DecodeWorker(runner, decode, ref, self._clock, new_steps)
+            worker = DecodeWorker(runner, decode, ref, self._clock, new_steps, connect)
         await worker.start()
         site = Site(worker, process)
         self._directory.register(site)

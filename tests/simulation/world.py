@@ -75,6 +75,10 @@ class _Reader:
     def placed(self, decision: Decision) -> None:
         """Where it runs does not matter, but is counted."""
         self.plans[decision.plan.value] += 1
+        self.plans["pull"] += decision.pull_from is not None
+
+    def pulled(self) -> None:
+        """Nothing to note."""
 
     def lost(self, samples: Sequence[int]) -> None:
         """They go on elsewhere, or the request ends by an error."""

@@ -276,6 +276,9 @@ class Collector:
     def placed(self, decision: Decision) -> None:
         self.decisions.append(decision)
 
+    def pulled(self) -> None:
+        """Nothing to note."""
+
     def lost(self, samples: Sequence[int]) -> None:
         self.losses.append(tuple(samples))
 

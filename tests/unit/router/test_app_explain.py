@@ -43,6 +43,7 @@ async def test_usage_tells_workers_plan_hits_and_the_parts_of_the_time_to_first_
         "plan": "remote",
         "prefill_worker": "p",
         "decode_worker": "d",
+        "pull_from": None,
         "predicted_cached_tokens": 0,
         "cached_tokens": 2,
         "num_attempts": 1,

@@ -239,3 +239,53 @@ def test_pruned_pairs_hold_the_best_of_all(data: st.DataObject) -> None:
     found = _place(Demand(300), prefills, decodes, remote)
     singles = (_place(Demand(300), [p], [d], remote).cost_ms for p in prefills for d in decodes)
     assert found.cost_ms == pytest.approx(min(singles))
+
+
+_LONG = Demand(400)
+_BUSY = {"alone": StepCost(0.01, 0.005, 0.02, 0.002), "beside": StepCost(0.01, 0.005, 0.02, 0.002)}
+
+
+def _holder(name: str = "d", num_tokens: int = 360, **fields: Any) -> Candidate:
+    """A decode worker that has most of the prompt, and streams that reading the rest would hold up."""
+    return _d(
+        name, _BUSY, num_cached_tokens=num_tokens, num_told_tokens=num_tokens, **{"num_streams": 6, **fields}
+    )
+
+
+def test_what_decode_holds_is_pulled_where_that_costs_less_than_reading_it() -> None:
+    decision = _place(_LONG, [_p("p", _BUSY)], [_holder()])
+    assert decision.plan is Plan.REMOTE
+    assert decision.pull_from is not None
+    assert decision.pull_from.ref.worker_id == "d"
+    assert decision.num_cached_tokens == 360
+    assert decision.terms["pull"] == pytest.approx(AUTO.assumed_handoff_ms, abs=1.0)
+    others = {other.plan: other for other in decision.others}
+    assert decision.cost_ms < others[Plan.LOCAL].cost_ms
+    alone = _place(_LONG, [_p("p", _BUSY)], [_holder()], replace(AUTO, pull_timeout_s=0.0))
+    assert alone.pull_from is None
+    assert decision.cost_ms < alone.cost_ms
+    assert decision.cost_ms == pytest.approx(sum(decision.terms.values()))
+
+
+def test_a_pull_is_not_worth_more_than_it_saves() -> None:
+    slow = {WorkerId("p"): Handoff(10_000.0, 0.0)}
+    assert _place(_LONG, [_p("p", _BUSY)], [_holder(handoffs=slow)]).pull_from is None
+    assert _place(_LONG, [_p("p", _BUSY, num_cached_tokens=360)], [_holder()]).pull_from is None
+    expected = _d("d", _BUSY, num_cached_tokens=360, num_streams=6)  # it is still being read there
+    assert _place(_LONG, [_p("p", _BUSY)], [expected]).pull_from is None
+
+
+def test_what_another_decode_worker_holds_may_be_pulled_for_the_one_that_answers() -> None:
+    full = _holder("full", num_seqs=8)
+    free = _d("free", {**_BUSY, "num_blocks": 1000, "num_free_blocks": 1000}, num_streams=6)
+    decision = _place(_LONG, [_p("p", _BUSY)], [full, free])
+    assert _names(decision) == ("p", "free")
+    assert decision.pull_from is not None
+    assert decision.pull_from.ref.worker_id == "full"
+
+
+def test_the_holder_of_most_is_asked() -> None:
+    holders = [_holder("little", 40), _holder("most", 380), _holder("some", 200)]
+    decision = _place(_LONG, [_p("p", _BUSY)], holders)
+    assert decision.pull_from is not None
+    assert decision.pull_from.ref.worker_id == "most"

@@ -310,12 +310,30 @@ def test_a_disabled_cache_names_blocks_but_finds_none() -> None:
     assert cache.match(again.block_hashes) == []
 
 
-def test_emitted_tokens_are_read_like_prompt_but_not_counted_as_cached_prompt() -> None:
+def test_emitted_tokens_are_read_like_prompt_and_counted_like_it_where_they_are_cached() -> None:
     cache = new_cache(16)
     finished(cache, tuple(range(12)))
     resumed = new_sequence(request(tuple(range(6))), 0, tuple(range(6, 12)), 1000)
     assert cache.try_start(resumed)
-    assert (resumed.num_computed_tokens, resumed.num_cached_tokens) == (8, 6)
+    assert (resumed.num_computed_tokens, resumed.num_cached_tokens) == (8, 8)
+    assert cache.num_hit_tokens == 6, "hits are those of prompts"
+
+
+def test_blocks_that_nobody_owned_are_whose_prompt_is_found_there() -> None:
+    cache = new_cache(16)
+    owner = request(tuple(range(12)), salt="tenant")
+    names = hash_blocks(cache.hash_root(owner), owner.prompt_token_ids, cache.layout.block_size)
+    reservation = cache.reserve(names[:2], 8)
+    assert reservation is not None
+    cache.publish_reserved(reservation)
+    cache.abandon(reservation)  # as lent ones are
+    assert cache.allocator.num_owned("tenant") == 0
+    sequence = new_sequence(owner, 0, (), 1000)
+    assert cache.try_start(sequence)
+    assert sequence.num_cached_tokens == 8
+    assert cache.allocator.num_owned("tenant") == 2
+    cache.release(sequence)
+    cache.allocator.check([])
 
 
 def test_growth_is_all_or_nothing() -> None:
