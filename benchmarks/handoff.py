@@ -42,7 +42,11 @@ from core.request import Request, SamplingParams
 from router.worker_clients import GrpcWorker
 
 DECODE = WorkerId("decode")
-WAYS = {"shm": "required", "grpc": "never"}
+WAYS = {
+    "shm": {"shm": "required"},
+    "distributed": {"shm": "never", "distributed": "required"},
+    "grpc": {"shm": "never", "distributed": "never"},
+}
 _TIME_LEFT_S = 120.0
 _REST_S = 0.1  # between two requests, so that none begins beside the last steps of another
 _NUM_TOKENS_OUT = 4
@@ -304,7 +308,7 @@ async def measure(options: argparse.Namespace) -> None:
         settings = merge(settings, {"engine": {"model": str(options.model)}})
     specs = [WorkerSpec(DECODE, Role.DECODE, settings)]
     for way in options.ways:
-        own = merge(settings, {"prefill": {"bridge": {"shm": WAYS[way]}}})
+        own = merge(settings, {"prefill": {"bridge": WAYS[way]}})
         specs.append(WorkerSpec(WorkerId(way), Role.PREFILL, own))
     with worker_processes(specs) as found:
         security = peer_security(config_from_settings(settings).security, None)

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
+from cluster.autoscaler.stats import Stats
+from cluster.autoscaler.worker_reports import WorkerReports
 from cluster.config import BatonConfig
 from cluster.io_thread import IoThread
 from cluster.workers import GrpcServer, build_worker, load_runner, serve_worker
@@ -55,11 +57,14 @@ class WorkerHost:
         runner = load_runner(config, role)
         bridge = config.prefill.bridge if role is Role.PREFILL else config.decode.lending
         device = shared_device(runner.shared_pool, bridge.cuda_ipc) if role is Role.PREFILL else None
-        connect = connect_on_device(bridge, device, connect_as_configured(bridge, security))
+        between = connect_as_configured(bridge, security, runner.pair_groups(host))
+        connect = connect_on_device(bridge, device, between)
         self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
         self._herald = herald
         self._security = security
         self._announcing: asyncio.Task[None] | None = None
+        self._reports = WorkerReports(self._worker)
+        self._following: asyncio.Task[None] | None = None
         self._io = IoThread(f"io {worker_id}")
         try:
             self._server, self.ref = self._io.run(self._start(host, ref))
@@ -72,10 +77,15 @@ class WorkerHost:
         server, port = await serve_worker(self._worker, host, self._security)
         self.ref = dataclasses.replace(ref, address=f"{host}:{port}")
         self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement))
+        self._following = asyncio.create_task(self._reports.follow())
         return server, self.ref
 
     def announcement(self) -> Announcement:
         return dataclasses.replace(self._worker.announcement(), ref=self.ref)
+
+    def stats(self) -> Stats:
+        """Its load, for the autoscaler."""
+        return self._reports.stats()
 
     def check_health(self) -> None:
         """Raises WorkerError when the worker does not get on with its work."""
@@ -90,8 +100,8 @@ class WorkerHost:
         self._io.close()
 
     async def _stop(self, drain_timeout_s: float) -> None:
-        if self._announcing is not None:
-            self._announcing.cancel()
+        for task in filter(None, (self._announcing, self._following)):
+            task.cancel()
         await self._herald.withdraw(self.announcement())
         await self._worker.drain(drain_timeout_s)
         await self._server.stop(_SERVER_GRACE_S)

@@ -32,6 +32,7 @@ from core.jobs import (
     SnapshotJob,
     WatchEvent,
 )
+from core.peer_security import PeerSecurity
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
@@ -45,6 +46,7 @@ from engine.runner import ModelRunner
 from engine.step_thread import NewSteps, StepThread
 from kv_transfer.device_choice import shared_device
 from kv_transfer.feed import Feed
+from kv_transfer.group_acceptor import offer_groups
 from kv_transfer.ipc_acceptor import offer_device_memory
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
@@ -89,13 +91,15 @@ class DecodeWorker:
         if connect is not None:
             sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.lending)
             self._lender = Lender(sender, ref, runner.layout, clock, self)
+        metrics = EngineMetrics(self.registry, ref.role, config.model)
+        metrics.observe_weights(runner.weight_bytes)
         self._loop = DecodeLoop(
             runner,
             config,
             ref,
             clock,
             self._deliver,
-            EngineMetrics(self.registry, ref.role, config.model),
+            metrics,
             TicketMetrics(self.registry),
         )
         self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick, pause_s=runner.pause_s)
@@ -120,6 +124,12 @@ class DecodeWorker:
         bridge = self._config.bridge
         offer_shared_memory(self.receiver, bridge)
         offer_device_memory(self.receiver, bridge, shared_device(self._runner.shared_pool, bridge.cuda_ipc))
+
+    def offer_groups(self, host: str, security: PeerSecurity) -> None:
+        """Let prefill workers anywhere push through process groups, as configured; their sockets listen at
+        `host`. On the running loop; raises InvalidConfig where they are required and cannot be had.
+        """
+        offer_groups(self.receiver, self._config.bridge, security, self._runner.pair_groups(host))
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so, finish what runs.

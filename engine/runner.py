@@ -31,6 +31,7 @@ from engine.loaded_model import LoadedModel, load_model
 from engine.memory import num_fitting_blocks
 from engine.model.progress import Progress
 from engine.native.attention import NativePagedAttention
+from engine.pair_group import TorchGroups, groups_of
 from engine.running_step import PendingLogprobs, RunningStep
 from engine.sampling import (
     SampledColumns,
@@ -140,6 +141,12 @@ class ModelRunner:
         None for a pool on a CPU. Raises OSError when the driver cannot.
         """
         return share_pool(self.cache.pool)
+
+    def pair_groups(self, host: str) -> TorchGroups | None:
+        """What the bridge needs to reach workers anywhere: process groups for blocks of the pool,
+        whose sockets listen at `host`. None where torch has none.
+        """
+        return groups_of(self.cache.pool, host)
 
     def warm_up(self) -> None:
         """Run a small prefill and a decode, so that the first request does not pay for first uses.

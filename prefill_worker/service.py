@@ -13,10 +13,11 @@ from protos.service import serve_worker
 async def serve(worker: PrefillWorker, host: str, security: PeerSecurity) -> tuple[grpc.aio.Server, int]:
     """Serve `worker` and its receiver on a free port of `host` to those whom `security` admits.
 
-    Returns the started server and its port. Raises InvalidConfig where shared memory is required and cannot
-    be had.
+    Returns the started server and its port. Raises InvalidConfig where a way for KV is required and
+    cannot be had.
     """
     worker.offer_shared_memory()
+    worker.offer_groups(host, security)
     return await serve_worker(
         worker,
         host,

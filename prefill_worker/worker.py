@@ -29,11 +29,13 @@ from core.jobs import (
     SnapshotJob,
     WatchEvent,
 )
+from core.peer_security import PeerSecurity
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
+from kv_transfer.group_acceptor import offer_groups
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
@@ -77,6 +79,7 @@ class PrefillWorker:
         self._was_busy = False
         self._feed = Feed(ref.epoch)
         self._metrics = EngineMetrics(self.registry, ref.role, config.model)
+        self._metrics.observe_weights(runner.weight_bytes)
         transfers = TransferMetrics(self.registry)
         self._sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.bridge)
         self._calls = Calls(
@@ -123,6 +126,10 @@ class PrefillWorker:
         raises InvalidConfig where it is required and cannot be had.
         """
         offer_shared_memory(self.receiver, self._config.borrowing)
+
+    def offer_groups(self, host: str, security: PeerSecurity) -> None:
+        """The same through process groups, whose sockets listen at `host`, for decode workers anywhere."""
+        offer_groups(self.receiver, self._config.borrowing, security, self._runner.pair_groups(host))
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so, finish what runs.

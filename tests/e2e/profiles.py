@@ -49,7 +49,15 @@ MULTI = Profile("multi", num_decode=3)
 PAIR = Profile("pair", {"router.plan": "remote"}, num_decode=2)
 """Two decode workers: one may be killed."""
 
-WIRE = Profile("wire", {"router.plan": "remote", "prefill.bridge.shm": "never"}, num_decode=2)
+WIRE = Profile(
+    "wire",
+    {
+        "router.plan": "remote",
+        "prefill.bridge.shm": "never",
+        "prefill.bridge.distributed": "never",
+    },
+    num_decode=2,
+)
 """Like PAIR, with all payloads on the sockets, where they can be counted."""
 
 FOUR = Profile("four", {"router.plan": "remote"}, num_prefill=2, num_decode=2)

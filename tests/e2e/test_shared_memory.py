@@ -1,4 +1,6 @@
-"""Worker processes of one host hand KV over through shared memory by default; the tokens are the same."""
+"""Worker processes of one host hand KV over through shared memory by default, through a process group where
+that is switched off; the tokens are the same.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,17 @@ from tests.e2e.split import SplitSystem
 BLOCK = 16
 
 
+@pytest.fixture(scope="module", params=["shm", "distributed"])
+def way(request: pytest.FixtureRequest) -> str:
+    """The label of payloads' metrics."""
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def split(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitSystem]:
-    settings = {"router": {"plan": "remote"}}
+def split(fleet: Fleet, way: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SplitSystem]:
+    bridge = {"shm": "auto" if way == "shm" else "never"}
+    settings = {"router": {"plan": "remote"}, "prefill": {"bridge": bridge}}
     with SplitSystem(fleet.models.toy(), settings, tmp_path_factory.mktemp("split")) as system:
         yield system
 
@@ -50,22 +60,26 @@ def ask(fleet: Fleet, split: SplitSystem, ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize("length", [1, 17, 500, 3000])
-def test_all_payload_goes_through_shared_memory_and_next_to_nothing_over_the_sockets(
-    fleet: Fleet, split: SplitSystem, length: int
+def test_all_payload_goes_that_way_and_next_to_nothing_over_the_connection(
+    fleet: Fleet, split: SplitSystem, way: str, length: int
 ) -> None:
     before, on_the_wire = scrape(split.client), split.bridge.num_bytes_to_server
     ask(fleet, split, prompts.random_ids(fleet.models.bundled, length, seed=5000 + length))
     wait_idle(split.client)
     after = scrape(split.client)
     payload = -(-length // BLOCK) * split.block_bytes
-    assert rise(before, after, telemetry.KV_TRANSFER_BYTES, transport="shm") == payload
+    assert rise(before, after, telemetry.KV_TRANSFER_BYTES, transport=way) == payload
     assert rise(before, after, telemetry.KV_TRANSFER_BYTES) == payload
     assert rise(before, after, telemetry.KV_TRANSFER_FALLBACKS) == 0
     if length >= 500:
         assert split.bridge.num_bytes_to_server - on_the_wire < payload / 20
 
 
-def test_the_workers_map_one_memory_that_lies_in_no_file_system(fleet: Fleet, split: SplitSystem) -> None:
+def test_the_workers_map_one_memory_that_lies_in_no_file_system(
+    fleet: Fleet, split: SplitSystem, way: str
+) -> None:
+    if way != "shm":
+        pytest.skip("a group shares no memory")
     ask(fleet, split, prompts.random_ids(fleet.models.bundled, 100, seed=51))
     maps = {role: Path(f"/proc/{split.pids[role]}/maps").read_text().splitlines() for role in Role}
     found = {role: [line for line in lines if "memfd:baton-staging" in line] for role, lines in maps.items()}
@@ -76,8 +90,8 @@ def test_the_workers_map_one_memory_that_lies_in_no_file_system(fleet: Fleet, sp
     assert " r--s " in found[Role.DECODE][0], "decode does not write to it"
 
 
-def test_with_the_messages_lost_decode_prefills_and_afterwards_the_memory_serves_again(
-    fleet: Fleet, split: SplitSystem
+def test_with_the_messages_lost_decode_prefills_and_afterwards_the_way_serves_again(
+    fleet: Fleet, split: SplitSystem, way: str
 ) -> None:
     split.bridge.mode = Mode.SWALLOW
     ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=52))
@@ -90,7 +104,7 @@ def test_with_the_messages_lost_decode_prefills_and_afterwards_the_memory_serves
     def serves_again() -> str:
         """While prefill's connection waits before it tries anew, decode reads the prompts."""
         ask(fleet, split, prompts.random_ids(fleet.models.bundled, 300, seed=next(seeds)))
-        risen = rise(before, scrape(split.client), telemetry.KV_TRANSFER_BYTES, transport="shm")
-        return "" if risen > 0 else "nothing has come through shared memory"
+        risen = rise(before, scrape(split.client), telemetry.KV_TRANSFER_BYTES, transport=way)
+        return "" if risen > 0 else "nothing has come that way"
 
     wait_until(serves_again, 30.0)

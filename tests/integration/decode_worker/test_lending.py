@@ -27,7 +27,7 @@ from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel
 from engine.runner import ModelRunner
-from kv_transfer.config import BridgeConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, ReceiverConfig
 from kv_transfer.shm_transport import connect_as_configured
 from prefill_worker.config import PrefillConfig
 from prefill_worker.service import serve as serve_prefill
@@ -35,6 +35,7 @@ from prefill_worker.worker import PrefillWorker
 from router.worker_clients import GrpcWorker
 from tests.integration.certificates import Authority
 from tests.integration.decode_worker.conftest import prompt_ids
+from tests.integration.kv_transfer.ends import WAYS
 from tests.oracle import oracle_greedy
 
 MAX_TOKENS = 40
@@ -96,18 +97,18 @@ def security() -> PeerSecurity:
     return PeerSecurity(new_cluster_token(), Authority().identity())
 
 
-@pytest.fixture(params=["grpc", "shm"])
+@pytest.fixture(params=["grpc", "shm", "distributed"])
 async def pair(
     loaded: LoadedModel, checkpoint: Path, security: PeerSecurity, request: pytest.FixtureRequest
 ) -> AsyncIterator[Pair]:
     torch.set_num_threads(1)
     engine = EngineConfig(model=str(checkpoint), num_kv_blocks=48, threads=1)
     clock = MonotonicClock()
-    shm = SharedMemory.REQUIRED if request.param == "shm" else SharedMemory.NEVER
-    lending = BridgeConfig(shm=shm)
-    connect = connect_as_configured(lending, security)
+    way = WAYS[request.param]
+    lending, runner = BridgeConfig(**way), ModelRunner(loaded, engine)
+    connect = connect_as_configured(lending, security, runner.pair_groups("127.0.0.1"))
     decode = DecodeWorker(
-        ModelRunner(loaded, engine),
+        runner,
         DecodeConfig(lending=lending),
         WorkerRef(WorkerId("d"), Role.DECODE, new_epoch(), ""),
         clock,
@@ -115,7 +116,7 @@ async def pair(
     )
     prefill = PrefillWorker(
         ModelRunner(loaded, engine),
-        PrefillConfig(),
+        PrefillConfig(borrowing=ReceiverConfig(distributed=way["distributed"])),
         WorkerRef(WorkerId("p"), Role.PREFILL, new_epoch(), ""),
         clock,
         connect,

@@ -26,12 +26,13 @@ from decode_worker.worker import DecodeWorker
 from engine.config import EngineConfig
 from engine.loaded_model import LoadedModel
 from engine.runner import ModelRunner
-from kv_transfer.config import BridgeConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, ReceiverConfig
 from kv_transfer.shm_transport import connect_as_configured
 from prefill_worker.config import PrefillConfig
 from prefill_worker.worker import PrefillWorker
 from tests.integration.certificates import Authority
 from tests.integration.decode_worker.conftest import prompt_ids
+from tests.integration.kv_transfer.ends import WAYS
 from tests.oracle import oracle_greedy
 
 MAX_TOKENS = 10
@@ -70,22 +71,24 @@ class Pair:
                 await asyncio.sleep(0.01)
 
 
-@pytest.fixture(params=["grpc", "shm"])
+@pytest.fixture(params=["grpc", "shm", "distributed"])
 async def pair(loaded: LoadedModel, checkpoint: Path, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     torch.set_num_threads(1)
     engine = EngineConfig(model=str(checkpoint), num_kv_blocks=96, threads=1)
     runners = ModelRunner(loaded, engine), ModelRunner(loaded, engine)
     clock = MonotonicClock()
     ref = WorkerRef(WorkerId("d"), Role.DECODE, new_epoch(), "")
-    decode = DecodeWorker(runners[1], DecodeConfig(), ref, clock)
+    way = WAYS[request.param]
+    offered = DecodeConfig(bridge=ReceiverConfig(distributed=way["distributed"]))
+    decode = DecodeWorker(runners[1], offered, ref, clock)
     await decode.start()
     security = PeerSecurity(new_cluster_token(), Authority().identity())
     server, port = await serve(decode, "127.0.0.1", security)
     decode.ref = replace(ref, address=f"127.0.0.1:{port}")
     own = WorkerRef(WorkerId("p"), Role.PREFILL, new_epoch(), "")
-    shm = SharedMemory.REQUIRED if request.param == "shm" else SharedMemory.NEVER
-    config = PrefillConfig(token_budget=32, bridge=BridgeConfig(shm=shm))
-    prefill = PrefillWorker(runners[0], config, own, clock, connect_as_configured(config.bridge, security))
+    config = PrefillConfig(token_budget=32, bridge=BridgeConfig(**way))
+    connect = connect_as_configured(config.bridge, security, runners[0].pair_groups("127.0.0.1"))
+    prefill = PrefillWorker(runners[0], config, own, clock, connect)
     await prefill.start()
     yield Pair(prefill, decode, runners, request.param)
     await prefill.stop()
