@@ -99,8 +99,8 @@ class StatusPage:
             "router": {
                 "id": self._id,
                 "model": self._model,
-                "policy": self._config.policy.value,
-                "plan": self._config.plan.value,
+                "policy": str(self._config.policy),
+                "plan": str(self._config.plan),
                 "uptime_s": round(now - self._started_at, 1),
                 "waiting": self._metrics.num_waiting,
                 "running": self._metrics.num_running,

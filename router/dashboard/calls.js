@@ -33,10 +33,10 @@ function rows(call, longest) {
         h("td", { class: "num" }, isFirst ? (call.prompt_tokens ?? "–") : ""),
         h("td", { class: "num" }, prompt.cached_tokens ?? "–"),
         h("td", { class: "num" }, isFirst ? (call.output_tokens ?? "–") : ""),
-        h("td", {}, first(prompt.ttft_ms, longest)),
+        h("td", { class: "wide" }, first(prompt.ttft_ms, longest)),
         h("td", {}, isFirst ? h("span", { class: `badge ${call.outcome}` }, call.outcome === "succeeded" ? call.reason : `${call.outcome}: ${call.reason}`) : ""),
       ),
-      h("tr", {}, h("td", {}), h("td", { class: "why", colspan: 8 }, reason(prompt, call))),
+      h("tr", { class: "more" }, h("td"), h("td", { class: "why", colspan: 8 }, reason(prompt, call))),
     ];
   });
 }

@@ -41,7 +41,7 @@ export function count(value) {
 
 export function ms(value) {
   if (value === null || value === undefined) return "–";
-  if (value >= 1e4) return `${(value / 1e3).toFixed(1)} s`;
+  if (value >= 1e3) return `${(value / 1e3).toFixed(value >= 1e4 ? 1 : 2)} s`;
   return `${value < 10 ? value.toFixed(1) : Math.round(value)} ms`;
 }
 

@@ -83,7 +83,7 @@ function drawFlows(flows) {
     const share = drawn.length > 1 ? 0.3 + (0.4 * (index % 3)) / 2 : 0.5;
     const eased = share * share * (3 - 2 * share);
     labels.push(
-      s("text", { class: "flow-label", x: box.width * share, y: from + (to - from) * eased + 4 }, `${flow.prompts} prompts/min · ${count(flow.tokens)} tokens`),
+      s("text", { class: "flow-label", x: box.width * share, y: from + (to - from) * eased + 4 }, `${flow.prompts} prompt${flow.prompts === 1 ? "" : "s"}/min · ${count(flow.tokens)} tokens`),
     );
   });
   svg.replaceChildren(...parts, ...labels);

@@ -12,7 +12,7 @@ export function showTiles(state) {
   const wrong = Object.entries(totals.outcomes).filter(([name]) => name !== "succeeded");
   const cached = totals.cached_tokens / totals.prompt_tokens;
   byId("tiles").replaceChildren(
-    tile("Calls", count(ended / seconds), "per s", wrong.length ? wrong.map(([name, value]) => `${value} ${name}`).join(", ") : `${ended} in the last minute`, ended / seconds),
+    tile("Calls", count(ended / seconds), "per s", wrong.map(([name, value]) => `${value} ${name}`).join(", ") || `${ended} in the last minute`, ended / seconds),
     tile("Output", count(totals.output_tokens / seconds), "tokens/s", `prompts ${count(totals.prompt_tokens / seconds)} tokens/s`, totals.output_tokens / seconds),
     tile("Time to first token", ms(totals.ttft_ms.p50), "p50", `p99 ${ms(totals.ttft_ms.p99)}`, totals.ttft_ms.p50),
     tile("Time per output token", ms(totals.tpot_ms.p50), "p50", `p99 ${ms(totals.tpot_ms.p99)}`, totals.tpot_ms.p50),
