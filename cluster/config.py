@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.autoscaler.config import AutoscalingConfig
 from cluster.loopback import is_loopback
 from cluster.role_config import RoleConfig
 from cluster.security import SecurityConfig
@@ -82,6 +83,7 @@ class BatonConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
 
     def __post_init__(self) -> None:
         host = self.cluster.host
@@ -91,6 +93,8 @@ class BatonConfig:
                 "(`baton keys add` writes it) or router.tenants.keys, or listen on 127.0.0.1"
             )
 
+        if self.autoscaling.max_gpus is not None and self.cluster.worker_num_gpus <= 0:
+            raise ValueError("autoscaling.max_gpus needs cluster.worker_num_gpus, what a worker takes")
         is_guarded = self.security.is_token_required or self.security.is_tls
         if not is_guarded and not self.cluster.is_own:
             raise ValueError(

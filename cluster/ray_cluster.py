@@ -17,9 +17,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from cluster.config import BatonConfig
 from cluster.ports import free_ports
 from cluster.processes import end_processes, processes_of_run
 from cluster.ray_environment import IngressPorts, auth_environment, serve_environment
+from core.peer_security import ClusterToken
 
 APP_NAME = "baton"
 OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; Ray's minimum is 75 MiB
@@ -98,6 +100,20 @@ class RayCluster:
         serve.run_many(
             [target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False
         )
+
+    def declare(self, config: BatonConfig, token: ClusterToken | None) -> None:
+        """The same for an application that scales itself: Serve knows such a policy only of one that it
+        builds from a declaration.
+        """
+        from ray.serve.context import _get_global_client
+        from ray.serve.schema import ServeDeploySchema
+
+        from cluster.handed_over import declared, hand_over
+
+        application = declared(config, hand_over(config, token), APP_NAME)
+        client = _get_global_client()
+        assert client is not None
+        client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
     def is_running(self) -> bool:
         """Whether each replica is up. Raises StartFailed with Serve's reason when it has given up."""

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from cluster.autoscaler.news import ScalingCounts, ScalingNews
 from cluster.limit_table import LimitTable
 from cluster.registry_table import Membership, MembershipView, RegistryTable
 from cluster.role_config import RoleConfig
@@ -49,6 +50,8 @@ class Registry:
         self._table = RegistryTable(clock)
         self._roles = RoleTable(roles or RoleConfig(), clock, self._table)
         self._limits = LimitTable(clock)
+        self._scaling: ScalingNews | None = None
+        self._scaling_counts = ScalingCounts()
 
     def announce(self, announcement: Announcement) -> RoleOrder | None:
         self._table.announce(announcement)
@@ -70,6 +73,13 @@ class Registry:
 
     def exchange(self, report: Report) -> Orders:
         return self._limits.exchange(report)
+
+    def note_scaling(self, news: ScalingNews) -> None:
+        self._scaling = news
+        self._scaling_counts = self._scaling_counts.after(news)
+
+    def scaling(self) -> tuple[ScalingNews | None, ScalingCounts]:
+        return self._scaling, self._scaling_counts
 
     def end_in(self, seconds: float) -> None:
         self._table.end_in(seconds)

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray import serve
 
+from cluster.autoscaler.news import ScalingCollector
+from cluster.autoscaler.router_side import RouterScaling
+from cluster.autoscaler.stats import Stats
 from cluster.config import BatonConfig
 from cluster.registry import RegistryClient, RegistryLimitOwner, RegistryMembership
 from cluster.security import peer_security
+from core.clock import MonotonicClock
 from core.ids import WorkerRef
 from core.peer_security import ClusterToken
 from router.app import create_app
+from router.config import RouterConfig
 from router.served_model import ServedModel
 from router.worker_clients import GrpcWorker
 
@@ -36,16 +42,40 @@ class RouterShell:
 
     def __serve_build_asgi_app__(self) -> Any:
         model = ServedModel.load(Path(self._config.decode_engine.model), self._config.router.model_name)
-        membership = RegistryMembership(RegistryClient(), self._on_ending)
+        registry = RegistryClient()
+        membership = RegistryMembership(registry, self._on_ending)
+        scaling = self._scaling(registry)
         self._app = create_app(
-            self._config.router,
+            self._router_config(),
             model,
             membership,
             self._connect,
             limit_owner=RegistryLimitOwner(RegistryClient()),
             num_routers=self._config.cluster.num_routers,
+            asleep=tuple if scaling is None else scaling.asleep,
         )
+        if scaling is not None:
+            self._app.state.metrics.registry.register(ScalingCollector(scaling.latest))
+            self._keeping = asyncio.get_running_loop().create_task(scaling.keep(), name="scaling")
         return self._app
+
+    def record_autoscaling_stats(self) -> Stats:
+        """Serve asks each second and takes it to the autoscaler."""
+        app = self.__dict__.get("_app")
+        return {} if app is None else app.state.metrics.work.stats()
+
+    def _scaling(self, registry: RegistryClient) -> RouterScaling | None:
+        config = self._config.autoscaling
+        if not config.is_enabled:
+            return None
+        return RouterScaling(config, lambda: registry.call("scaling"), MonotonicClock())
+
+    def _router_config(self) -> RouterConfig:
+        """Where decode may be at zero, a request waits for it as long as its deadline lets it."""
+        config, scaling = self._config.router, self._config.autoscaling
+        if not scaling.is_enabled or scaling.min_decode_workers > 0:
+            return config
+        return replace(config, worker_wait_s=config.max_timeout_s)
 
     def _connect(self, ref: WorkerRef) -> GrpcWorker:
         return GrpcWorker(ref, self._security)

@@ -94,7 +94,10 @@ def _start(
     from cluster.app import build_application
 
     with steps.step("starting router and workers") as tell:
-        cluster.deploy(build_application(config, token))
+        if config.autoscaling.is_enabled:
+            cluster.declare(config, token)
+        else:
+            cluster.deploy(build_application(config, token))
         deadline = time.monotonic() + config.cluster.start_timeout_s
         while not cluster.is_running():
             if time.monotonic() > deadline:

@@ -11,6 +11,7 @@ import logging
 import ray
 from ray import serve
 
+from cluster.autoscaler.stats import Stats
 from cluster.config import BatonConfig
 from cluster.registry import RegistryClient, RegistryHerald
 from cluster.security import peer_security
@@ -41,6 +42,10 @@ class WorkerShell:
 
     def check_health(self) -> None:
         self._host.check_health()
+
+    def record_autoscaling_stats(self) -> Stats:
+        """Serve asks each second and takes it to the autoscaler."""
+        return self._host.stats()
 
     async def __del__(self) -> None:
         """Serve calls it when the replica stops, within graceful_shutdown_timeout_s."""

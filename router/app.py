@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -57,6 +57,7 @@ def create_app(
     *,
     limit_owner: LimitOwner | None = None,
     num_routers: int = 1,
+    asleep: Callable[[], Collection[Role]] = tuple,
     clock: Clock | None = None,
     chance: random.Random | None = None,
     sleep: Sleep = asyncio.sleep,
@@ -65,6 +66,7 @@ def create_app(
     reaches.
 
     Calling `app.state.close()` on the event loop ends open requests with a typed error: the service stops.
+    `asleep`: roles without a worker that wake for the next request, so that the service is ready.
     `limit_owner` hands out the tenants' limits to the `num_routers` routers (None: this one has them all);
     `clock`, `chance` and `sleep` are for tests.
     """
@@ -81,7 +83,7 @@ def create_app(
     captures = captures_of(config.capture, chance or random.Random())
     recent = RecentCalls()
     rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, recent, tracing, captures)
-    pages = _Pages(config, model, table, metrics, tenants)
+    pages = _Pages(config, model, table, metrics, tenants, asleep)
     status_page = StatusPage(config, model.name, table, metrics, tenants, recent, clock)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
@@ -132,6 +134,7 @@ def create_app(
     )
     app.router.redirect_slashes = False
     app.state.close = pipeline.close
+    app.state.metrics = metrics
     return app
 
 
@@ -145,8 +148,10 @@ class _Pages:
         table: WorkerTable,
         metrics: RouterMetrics,
         tenants: Tenants,
+        asleep: Callable[[], Collection[Role]],
     ) -> None:
         self._tenants = tenants
+        self._asleep = asleep
         self._model = model
         self._table = table
         self._metrics = metrics
@@ -169,12 +174,16 @@ class _Pages:
 
     async def ready(self, request: HTTPRequest) -> Response:
         """Whether requests can be answered. A decode worker can do all by itself; what is missing is
-        named.
+        named. A pool that sleeps is woken by the next request, which waits for it.
         """
         counts = {role: len(self._table.usable(role)) for role in Role}
-        is_ready = counts[Role.DECODE] > 0
+        asleep = [role.value for role in self._asleep() if counts[role] == 0]
+        has_decode = counts[Role.DECODE] > 0
+        is_ready = has_decode or Role.DECODE.value in asleep
+        status = "ready" if has_decode else "scaled to zero" if is_ready else "not ready"
         body = {
-            "status": "ready" if is_ready else "not ready",
+            "status": status,
+            **({"asleep": asleep} if asleep else {}),
             "degraded": [role.value for role, count in counts.items() if count == 0],
             "workers": {role.value: count for role, count in counts.items()},
         }

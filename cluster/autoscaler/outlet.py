@@ -1,4 +1,4 @@
-"""Outlet: what decisions cause outside Serve's control loop: log lines, changes of role, news for the routers.
+"""Outlet: what decisions cause outside Serve's control loop: log lines, orders to workers, news for routers.
 
 Owns a thread and a bounded queue to it, so that neither a slow disk nor a registry that is away holds up the
 control loop. Runs in the process of Serve's controller.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -97,10 +98,10 @@ class Outlet:
             self._flip(flip)
 
     def _flip(self, flip: Flip) -> None:
-        registry = ray.get_actor(NAME, NAMESPACE)
-        call = registry.order_role.remote(WorkerId(flip.worker_id), flip.role, RoleCause.AUTOSCALER)
+        registry: Any = ray.get_actor(NAME, NAMESPACE)
+        call: Any = registry.order_role.remote(WorkerId(flip.worker_id), flip.role, RoleCause.AUTOSCALER)
         try:
-            answer = ray.get(call, timeout=_CALL_TIMEOUT_S)
+            answer: object = ray.get(call, timeout=_CALL_TIMEOUT_S)
         except (RayError, GetTimeoutError) as error:
             _log.warning("autoscaler: %s was not told its role: %s", flip.worker_id, type(error).__name__)
             return
@@ -108,4 +109,5 @@ class Outlet:
             _log.warning("autoscaler: %s keeps its role: %s", flip.worker_id, answer.message)
 
     def _publish(self, event: DecisionEvent, state: State) -> None:
-        ray.get_actor(NAME, NAMESPACE).note_scaling.remote(news_of(event))
+        registry: Any = ray.get_actor(NAME, NAMESPACE)
+        registry.note_scaling.remote(news_of(event))

@@ -35,7 +35,7 @@ class ScalingPolicy:
         """The deployments that are to change or stay, by their id; those left out stay as they are."""
         try:
             return self._answer(contexts), {}
-        except Exception:  # noqa: BLE001 - logged once; whatever it is, Serve's loop goes on
+        except Exception:
             if not self._has_failed:
                 logging.getLogger("ray.serve").exception("autoscaler: no decision")
             self._has_failed = True
