@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from core.errors import InvalidConfig
-from router.api_keys import KeyScope, new_entry, new_key, new_salt
+from router.api_keys import KeyScope, new_entry, new_key, new_salt, tenant_id
 from router.key_file import editing, read_key_file, write_key_file
+from router.tenants_config import TenantLimits
 
 FILE_VARIABLE = "BATON_ROUTER__TENANTS__KEYS_FILE"
 
@@ -73,6 +74,35 @@ def revoke(
             raise InvalidConfig(f"there is no key {key_id} in {path}", key=key_id)
         write_key_file(path, replace(content, entries=left))
     typer.echo(f"{key_id} is revoked", err=True)
+
+
+@keys.command()
+def limit(
+    tenant: Annotated[str, typer.Argument(help="Whose limits; those in the configuration count no more.")],
+    requests: Annotated[int | None, typer.Option(help="Requests per minute.")] = None,
+    prompt_tokens: Annotated[int | None, typer.Option(help="Prompt tokens per minute.")] = None,
+    output_tokens: Annotated[int | None, typer.Option(help="Output tokens per minute.")] = None,
+    concurrent_tokens: Annotated[int | None, typer.Option(help="Tokens of open requests.")] = None,
+    file: _File = None,
+    config: _Config = None,
+) -> None:
+    """Set a tenant's limits; running routers hold to them within seconds. What is not given is unlimited."""
+    path = _path(file, config)
+    with editing(path) as content:
+        before = content.limits_of(tenant_id(tenant)) or TenantLimits(tenant)
+        try:
+            limits = replace(
+                before,
+                max_requests_per_minute=requests,
+                max_prompt_tokens_per_minute=prompt_tokens,
+                max_output_tokens_per_minute=output_tokens,
+                max_concurrent_tokens=concurrent_tokens,
+            )
+        except ValueError as error:
+            raise InvalidConfig(str(error), key=tenant) from error
+        others = tuple(item for item in content.limits if item.name != tenant)
+        write_key_file(path, replace(content, limits=(*others, limits)))
+    typer.echo(f"the limits of {tenant} are in {path}", err=True)
 
 
 @keys.command("hash")

@@ -1,4 +1,5 @@
-"""The keys file: JSON that holds salted hashes of API keys, written by `baton keys`, read by the routers.
+"""The keys file: JSON that holds salted hashes of API keys and tenants' limits, written by `baton keys`, read by
+the routers.
 
 Owns its format, writing it whole or not at all, and noticing that it has changed. Blocking file access; the
 router calls it on another thread.
@@ -11,12 +12,15 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from core.config import from_mapping
 from core.errors import InvalidConfig
+from core.ids import TenantId
 from router.api_keys import KeyEntry, KeyScope, is_hex, new_salt, tenant_id
+from router.tenants_config import TenantLimits
 
 _VERSION = 1
 Stamp = tuple[int, int, int]
@@ -24,10 +28,14 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The whole content: one salt, and the keys hashed under it."""
+    """The whole content: one salt, the keys hashed under it, and limits that go before the configured ones."""
 
     salt: str
     entries: tuple[KeyEntry, ...]
+    limits: tuple[TenantLimits, ...] = ()
+
+    def limits_of(self, tenant: TenantId) -> TenantLimits | None:
+        return next((limits for limits in self.limits if limits.name == tenant), None)
 
 
 def read_key_file(path: Path) -> KeyFile:
@@ -45,7 +53,8 @@ def read_key_file(path: Path) -> KeyFile:
         raise _wrong(path, "has no usable salt")
     if not isinstance(keys, list):
         raise _wrong(path, "has no list of keys")
-    return KeyFile(salt, tuple(_entry(path, index, item, salt) for index, item in enumerate(keys)))
+    entries = tuple(_entry(path, index, item, salt) for index, item in enumerate(keys))
+    return KeyFile(salt, entries, _limits(path, data.get("limits", [])))
 
 
 def write_key_file(path: Path, content: KeyFile) -> None:
@@ -60,7 +69,10 @@ def write_key_file(path: Path, content: KeyFile) -> None:
         }
         for entry in content.entries
     ]
-    data = json.dumps({"version": _VERSION, "salt": content.salt, "keys": keys}, indent=2) + "\n"
+    tree = {"version": _VERSION, "salt": content.salt, "keys": keys}
+    if content.limits:
+        tree["limits"] = [_what_differs(limits) for limits in content.limits]
+    data = json.dumps(tree, indent=2) + "\n"
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -105,6 +117,32 @@ def _entry(path: Path, index: int, item: Any, salt: str) -> KeyEntry:
     except (ValueError, InvalidConfig) as error:
         raise _wrong(path, f"{where}: {error}") from error
     return KeyEntry(str(texts["id"]), tenant, salt, digest, scope, str(item.get("created", "")))
+
+
+def _limits(path: Path, items: Any) -> tuple[TenantLimits, ...]:
+    if not isinstance(items, list):
+        raise _wrong(path, "has limits that are no list")
+    found: dict[str, TenantLimits] = {}
+    for index, item in enumerate(items):
+        try:
+            limits = from_mapping(TenantLimits, item, f"limits[{index}]")
+        except InvalidConfig as error:
+            raise _wrong(path, error.message) from error
+        if limits.kv_share is not None:
+            raise _wrong(
+                path, f"limits[{index}].kv_share is read at the start only: set it in the configuration"
+            )
+        if limits.name in found:
+            raise _wrong(path, f"limits name the tenant {limits.name} twice")
+        found[limits.name] = limits
+    return tuple(found.values())
+
+
+def _what_differs(limits: TenantLimits) -> dict[str, Any]:
+    plain = asdict(TenantLimits(limits.name))
+    return {"name": limits.name} | {
+        key: value for key, value in asdict(limits).items() if value != plain[key]
+    }
 
 
 def _wrong(path: Path, what: str) -> InvalidConfig:

@@ -76,7 +76,7 @@ class Lease:
     def return_surplus(self, now: float) -> None:
         """Leave what is not needed ahead to the others; told to the owner with the next report."""
         target = max(self.num_asked, self.num_promised, 2 * self._target(now))
-        self._leave(self.bucket.num_free(now) - target, now)
+        self._leave(max(self.bucket.num_free(now) - target, self.bucket.held - self.size), now)
 
     def _leave(self, amount: int, now: float) -> int:
         left = self.bucket.remove(max(0, amount), now)
@@ -120,10 +120,12 @@ class Leases:
         self.is_alone = False
 
     def lease(self, name: LimitName, size: int) -> Lease:
-        """The lease of a limit, made at its first use."""
+        """The lease of a limit, made at its first use. `size` is what the limit is from now on."""
         known = self._leases.get(name)
         if known is None:
             known = self._leases[name] = Lease(name, size)
+        if known.size != size or known.bucket.held == 0:
+            known.size = size
             self._wanted.set()
         return known
 

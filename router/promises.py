@@ -2,8 +2,8 @@
 
 Owns what this router tells the others of its bookings, what it knows of theirs, and the claims between them:
 a call that was refused here and comes back elsewhere is let in there, and what was kept for it here goes
-after it (see `bookings`, `leases`). Scopes are tenants, for their limits, and the line, for a place. Lives on the
-event loop.
+after it (see `bookings`, `leases`). Scopes are tenants, for their limits, and the line, for a place. Lives on
+the event loop.
 """
 
 from __future__ import annotations

@@ -62,8 +62,9 @@ class CallCost:
 class _Account:
     """A tenant's leases and what its refused calls were told."""
 
-    leases: dict[LimitKind, Lease]
-    sizes: dict[LimitKind, int]
+    limits: TenantLimits
+    leases: dict[LimitKind, Lease] = field(default_factory=dict)
+    sizes: dict[LimitKind, int] = field(default_factory=dict)
     bookings: Bookings[LimitKind] = field(default_factory=Bookings)
     mean_open_s: float = 2.0
     last_due_at: float = 0.0
@@ -150,13 +151,18 @@ class Quotas:
     def _account(self, tenant: Tenant) -> _Account:
         known = self._accounts.get(tenant.tenant_id)
         if known is None:
-            sizes = _sizes(tenant.limits)
-            leases = {
-                kind: self._leases.lease(LimitName(tenant.tenant_id, kind), size)
-                for kind, size in sizes.items()
-            }
-            known = self._accounts[tenant.tenant_id] = _Account(leases, sizes)
+            known = self._accounts[tenant.tenant_id] = _Account(tenant.limits)
             self._leases.promises.watch(tenant.tenant_id, known)
+        elif known.limits == tenant.limits:
+            return known
+        known.limits, known.sizes = tenant.limits, _sizes(tenant.limits)
+        known.leases = {
+            kind: self._leases.lease(LimitName(tenant.tenant_id, kind), size)
+            for kind, size in known.sizes.items()
+        }
+        # what was promised under other limits may not be there to keep
+        known.bookings, known.last_due_at = Bookings(), 0.0
+        known.note_promises()
         return known
 
     def _try_take(self, account: _Account, cost: CallCost, is_expected: bool) -> Grant | None:

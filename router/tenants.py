@@ -1,6 +1,6 @@
 """Tenants: whose request it is, and what that tenant may have.
 
-Owns the way from an Authorization header to a tenant, the keys' reload, and the salt that keeps a tenant's
+Owns the way from an Authorization header to a tenant, the reload of keys and limits, and the salt that keeps a tenant's
 cached prefixes apart. Does not count anything (see `quotas`). Lives on the event loop; the keys file is read
 on another thread.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from core.errors import Forbidden, InvalidConfig, Unauthorized
 from core.ids import DEFAULT_TENANT, TenantId
 from router.api_keys import KeyEntry, KeyRing, KeyScope, entry_from_text
-from router.key_file import Stamp, read_key_file, stamp_of
+from router.key_file import KeyFile, Stamp, read_key_file, stamp_of
 from router.tenants_config import MAX_PRIORITY, TenantLimits, TenantsConfig
 from router.worker_table import Sleep
 
@@ -50,10 +50,11 @@ class Tenants:
         )
         self._stamp: Stamp | None = None
         self._ring = KeyRing(self._given)
+        self._file: KeyFile | None = None
         self._tenants: dict[TenantId, Tenant] = {}
         if config.keys_file is not None:
             self._stamp = stamp_of(config.keys_file)
-            self._ring = KeyRing(self._given + read_key_file(config.keys_file).entries)
+            self._use(read_key_file(config.keys_file))
 
     @property
     def are_keys_required(self) -> bool:
@@ -101,11 +102,16 @@ class Tenants:
         except InvalidConfig as error:
             _log.error("the API keys stay as they were: %s", error.message)
             return
-        self._ring = KeyRing(self._given + content.entries)
+        self._use(content)
         _log.info("%d API keys are known now", len(self._ring.entries))
 
+    def _use(self, content: KeyFile) -> None:
+        self._ring, self._file = KeyRing(self._given + content.entries), content
+        self._tenants.clear()  # their limits may be others now
+
     def _limits_of(self, tenant_id: TenantId) -> TenantLimits:
-        listed = self._config.limits_of(tenant_id)
+        own = None if self._file is None else self._file.limits_of(tenant_id)
+        listed = own or self._config.limits_of(tenant_id)
         if listed is not None:
             return listed
         if self.are_keys_required:

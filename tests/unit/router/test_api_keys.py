@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +116,40 @@ def test_limits_belong_to_the_tenant_that_they_name_or_to_any() -> None:
     tenants = Tenants(config)
     assert tenants.tenant(TenantId("a")).limits.weight == 2
     assert tenants.tenant(TenantId("b")).limits.weight == 3
+
+
+async def test_limits_in_the_keys_file_go_first_and_change_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    key = add_key(path, "a")
+    config = TenantsConfig(keys_file=path, limits=(TenantLimits("a", max_requests_per_minute=5),))
+    tenants = Tenants(config)
+    content = read_key_file(path)
+    for wanted in (7, 9):
+        limits = TenantLimits("a", max_requests_per_minute=wanted, weight=2.0)
+        write_key_file(path, replace(content, limits=(limits,)))
+        await tenants.reload()
+        assert tenants.caller(f"Bearer {key}").tenant.limits == limits
+    write_key_file(path, content)
+    await tenants.reload()
+    assert tenants.caller(f"Bearer {key}").tenant.limits == config.limits[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ([{"name": "a", "max_requests": 1}], "limits[0].max_requests"),
+        ([{"name": "a", "max_requests_per_minute": 0}], "max_requests_per_minute"),
+        ([{"name": "a", "kv_share": 0.5}], "kv_share"),
+        ([{"name": "a"}, {"name": "a"}], "twice"),
+        ({"a": 1}, "no list"),
+    ],
+)
+def test_limits_that_cannot_be_meant_are_refused_by_name(tmp_path: Path, limits: object, named: str) -> None:
+    path = tmp_path / "keys.json"
+    add_key(path, "a")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"limits": limits}))
+    with pytest.raises(InvalidConfig, match=re.escape(named)):
+        read_key_file(path)
 
 
 def test_metrics_need_an_operators_key(tmp_path: Path) -> None:

@@ -119,6 +119,22 @@ async def test_what_was_reserved_and_not_generated_comes_back() -> None:
         assert out == (5 if lease.size == 100 else 0)
 
 
+@pytest.mark.parametrize(("before", "after"), [(60, 20), (20, 60)])
+async def test_a_changed_limit_holds_once_what_was_taken_before_is_back(before: int, after: int) -> None:
+    service = Service()
+    await service.pass_by(6.0)
+    for limit in (before, after):
+        tenant = new_tenant(max_requests_per_minute=limit)
+        for step in range(125):
+            for _ in range(4):
+                service.send(step % 2, tenant, 1)
+            await service.pass_by(1.0)
+    now = service.clock.now()
+    assert 0.9 * after <= service.let_in(now - MINUTE, now) <= after
+    for replica in service.replicas:
+        assert all(lease.size == after for lease in replica.leases.all())
+
+
 @pytest.mark.parametrize(("num_replicas", "is_moving"), [(1, False), (2, False), (2, True)])
 async def test_at_least_nine_in_ten_who_come_back_when_they_were_told_are_let_in(
     num_replicas: int, is_moving: bool
