@@ -1,5 +1,5 @@
-"""The keys file: JSON that holds salted hashes of API keys and tenants' limits, written by `baton keys`, read by
-the routers.
+"""The keys file: JSON that holds salted hashes of API keys and tenants' limits. `baton keys` writes it, the
+routers read it.
 
 Owns its format, writing it whole or not at all, and noticing that it has changed. Blocking file access; the
 router calls it on another thread.
@@ -28,7 +28,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The whole content: one salt, the keys hashed under it, and limits that go before the configured ones."""
+    """The whole content: one salt, the keys hashed under it, limits that go before the configured."""
 
     salt: str
     entries: tuple[KeyEntry, ...]

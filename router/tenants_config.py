@@ -63,6 +63,7 @@ class TenantsConfig:
     `default`, and the service may listen on loopback only.
 
     `keys_file`: what `baton keys` writes; it is read again when it changes, on each node that runs a router.
+    Limits that stand in it (`baton keys limit`) go before `limits`, tenant by tenant.
     `keys`: hashed keys as `baton keys hash` prints them, for the environment. `limits`: see TenantLimits.
     `share_prefixes`: cached prefixes are shared between tenants, who can then notice each other's prompts.
     `usage_file`: one line of JSON for each answered call, for billing; without any content.
