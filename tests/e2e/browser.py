@@ -37,6 +37,7 @@ class Browser:
         self._size = (width, height)
         self._numbers = itertools.count(1)
         self._reading: asyncio.Task[None] | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def __aenter__(self) -> Browser:
@@ -77,6 +78,8 @@ class Browser:
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+        if self._socket is not None:
+            await self._socket.close()
         await self._session.close()
         if self._process.returncode is None:
             self._process.terminate()
@@ -117,6 +120,7 @@ class Browser:
     async def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
+        assert self._socket is not None
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         try:
             answer = await asyncio.wait_for(self._waiting[number], _WAIT_S)
@@ -127,6 +131,7 @@ class Browser:
         return result
 
     async def _read(self) -> None:
+        assert self._socket is not None
         async for message in self._socket:
             told = message.json()
             if (waiting := self._waiting.get(told.get("id"))) is not None:
