@@ -1,8 +1,8 @@
 """Tenants: whose request it is, and what that tenant may have.
 
 Owns the way from an Authorization header to a tenant, the reload of keys and limits, and the salt that
-keeps a tenant's cached prefixes apart. Does not count anything (see `quotas`). Lives on the event loop; the keys file is read
-on another thread.
+keeps a tenant's cached prefixes apart. Does not count anything (see `quotas`). Lives on the event loop; the
+keys file is read on another thread.
 """
 
 from __future__ import annotations
