@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.autoscaler.config import AutoscalingConfig
+from cluster.log_config import LogConfig
 from cluster.loopback import is_loopback
 from cluster.role_config import RoleConfig
 from cluster.security import SecurityConfig
@@ -83,6 +84,7 @@ class BatonConfig:
     router: RouterConfig = field(default_factory=RouterConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    logging: LogConfig = field(default_factory=LogConfig)
     autoscaling: AutoscalingConfig = field(default_factory=AutoscalingConfig)
 
     def __post_init__(self) -> None:

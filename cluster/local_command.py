@@ -19,6 +19,8 @@ from rich.console import Console
 
 from cluster.access import with_start_key
 from cluster.config import BatonConfig
+from cluster.log_config import LogLevel
+from cluster.logs import configure_logging
 from cluster.model_folder import prepare_model
 from cluster.ports import choose_port
 from cluster.run_directory import ServeNote, create_run_directory, remove_run_directory, write_note
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 def serve_local(config: BatonConfig, console: Console) -> int:
     """Start, stay until SIGINT or SIGTERM, stop. Returns the exit status."""
     config, api_key = with_start_key(config)
+    configure_logging(config.logging, LogLevel.WARNING)
     stopper = Stopper()
     stopper.install()
     run_dir = create_run_directory()

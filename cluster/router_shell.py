@@ -18,6 +18,7 @@ from cluster.autoscaler.news import ScalingCollector
 from cluster.autoscaler.router_side import RouterScaling
 from cluster.autoscaler.stats import Stats
 from cluster.config import BatonConfig
+from cluster.logs import configure_logging
 from cluster.registry import RegistryClient, RegistryLimitOwner, RegistryMembership
 from cluster.security import peer_security
 from core.clock import MonotonicClock
@@ -36,7 +37,7 @@ class RouterShell:
     """
 
     def __init__(self, config: BatonConfig, token: ClusterToken | None, *pools: Any) -> None:
-        logging.basicConfig(level=logging.INFO)
+        configure_logging(config.logging)
         self._config = config
         self._security = peer_security(config.security, token)
 

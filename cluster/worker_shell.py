@@ -6,13 +6,12 @@ destructor. All three run on the replica's main loop; the work is done by `worke
 
 from __future__ import annotations
 
-import logging
-
 import ray
 from ray import serve
 
 from cluster.autoscaler.stats import Stats
 from cluster.config import BatonConfig
+from cluster.logs import configure_logging
 from cluster.registry import RegistryClient, RegistryHerald
 from cluster.security import peer_security
 from core.ids import Role, WorkerId
@@ -28,7 +27,7 @@ class WorkerShell:
         # Imported here: the process that deploys and the router's have no use for torch.
         from cluster.worker_host import WorkerHost
 
-        logging.basicConfig(level=logging.INFO)
+        configure_logging(config.logging)
         replica = serve.get_replica_context().replica_id
         self._drain_timeout_s = config.cluster.drain_timeout_s
         self._host = WorkerHost(

@@ -22,6 +22,7 @@ from router.admission import Admission, call_id_for, cost_of, echoed_request_id
 from router.answering import Answering, ChoiceEvent
 from router.api_call import ApiCall
 from router.body_reader import read_body, wait_for_disconnect
+from router.call_log import log_ended
 from router.capture import Captures
 from router.config import RouterConfig
 from router.explanation import explanation_headers, explanation_object
@@ -284,6 +285,7 @@ class _Exchange:
             None if outcome is Outcome.SUCCEEDED else reason,
         )
         self._rooms.recent.add(call, outcome, reason, time.time())
+        log_ended(call, outcome, reason)
         if self._rooms.tracing is not None:
             self._rooms.tracing.record(call_span(call), self._headers)
 

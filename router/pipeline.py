@@ -24,6 +24,7 @@ from core.errors import (
 from core.ids import TicketId, new_ticket_id
 from core.jobs import GenerateEvent, GenerateJob, PrefillJob, PrefillResult, Reading
 from core.request import FinishReason, Request
+from router.call_log import log_placed
 from router.config import RouterConfig
 from router.decision import Plan
 from router.legs import Cancels, Leg, Legs
@@ -158,6 +159,7 @@ class _Run:
         assert chosen.placed is not None
         self._num_attempts += 1
         ticket_id = None if chosen.prefill is None else new_ticket_id()
+        log_placed(self._request.request_id, self._num_attempts, ticket_id, chosen.decision)
         try:
             await self._run_placed(records, chosen, _Attempt(self._num_attempts, ticket_id, chosen.placed))
         finally:
