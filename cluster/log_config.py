@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class LogFormat(StrEnum):
-    """`TEXT`: a line for people. `JSON`: an object on each line, with the ids of request, ticket and worker."""
+    """`TEXT`: a line for people. `JSON`: an object on each line, with the ids it is about."""
 
     TEXT = "text"
     JSON = "json"
@@ -22,9 +22,9 @@ class LogLevel(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """`level` None: info in the processes of a cluster, whose lines go to Ray's files, warning in one process,
-    whose lines go to the terminal. `calls`: a line for each placement and for each call that ended; never
-    what was said.
+    """`level` None: info in the processes of a cluster, whose lines go to Ray's files; warning in one
+    process, whose lines go to the terminal. `calls`: a line for each placement and for each call that has
+    ended; never what was said.
     """
 
     format: LogFormat = LogFormat.TEXT

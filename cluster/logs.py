@@ -1,8 +1,8 @@
 """How log lines look, and which are written: `configure_logging` once in each process, at its start.
 
 Owns the JSON form. Fields given by `extra=` become members of the object; ids of requests and tickets that a
-message only mentions are recognised by their form and become members, too. Lines go to standard error, from any
-thread.
+message only mentions are recognised by their form and become members, too. Lines go to standard error, from
+any thread.
 """
 
 from __future__ import annotations
