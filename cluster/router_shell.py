@@ -7,7 +7,6 @@ loop.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
