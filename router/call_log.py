@@ -1,4 +1,4 @@
-"""The log lines of calls: one for each placement, one for each call that ended.
+"""The log line of a call that ended; that of each placement is in `placement_log`.
 
 Owns their fields: ids, workers, tokens, milliseconds; never anything of what was said. They are written where
 `logging.calls` is set. Used on the event loop.
@@ -9,31 +9,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from core.ids import RequestId, TicketId
-from router.decision import Decision
 from router.metrics import Outcome
 from router.spans import EndedCall
 
 _log = logging.getLogger("router.calls")
-
-
-def log_placed(request_id: RequestId, attempt: int, ticket_id: TicketId | None, decision: Decision) -> None:
-    """A request goes to its workers; with a handoff it has a ticket."""
-    if not _log.isEnabledFor(logging.INFO):
-        return
-    fields: dict[str, Any] = {
-        "request_id": request_id,
-        "attempt": attempt,
-        "plan": decision.plan.value,
-        "cost_ms": round(decision.cost_ms, 3),
-        "cached_tokens": decision.reader.num_cached_tokens,
-    }
-    if ticket_id is not None:
-        fields["ticket_id"] = ticket_id
-    for name, candidate in (("prefill_worker", decision.prefill), ("decode_worker", decision.decode)):
-        if candidate is not None:
-            fields[name] = candidate.ref.worker_id
-    _log.info("placed", extra=fields)
 
 
 def log_ended(call: EndedCall, outcome: Outcome, reason: str) -> None:

@@ -24,12 +24,12 @@ from core.errors import (
 from core.ids import TicketId, new_ticket_id
 from core.jobs import GenerateEvent, GenerateJob, PrefillJob, PrefillResult, Reading
 from core.request import FinishReason, Request
-from router.call_log import log_placed
 from router.config import RouterConfig
 from router.decision import Plan
 from router.legs import Cancels, Leg, Legs
 from router.metrics import RouterMetrics
 from router.placed import Placed
+from router.placement_log import log_placed
 from router.placer import Chosen, Placer
 from router.pulls import Loan, Pulls
 from router.reader import Reader
