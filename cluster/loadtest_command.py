@@ -131,6 +131,9 @@ def loadtest(
         float, typer.Option(help="How close passing and failing rate must be.", rich_help_panel=_JUDGE)
     ] = 0.1,
     search_steps: Annotated[int, typer.Option(help="At most.", rich_help_panel=_JUDGE)] = 16,
+    search_seconds: Annotated[
+        float, typer.Option(help="No step begins later.", rich_help_panel=_JUDGE)
+    ] = 1800.0,
     search_requests: Annotated[
         int, typer.Option(help="At least so many a step.", rich_help_panel=_JUDGE)
     ] = 30,
@@ -198,6 +201,7 @@ def loadtest(
             "start": rate,
             "precision": search_precision,
             "max_steps": search_steps,
+            "max_seconds": search_seconds,
             "min_requests": search_requests,
         }
     settings = from_mapping(LoadTestSettings, tree)

@@ -140,13 +140,14 @@ class LoadTest:
             what = f"TTFT {duration(best.ttft_s)}, mean ITL {duration(best.tpot_s)}"
             return SearchOutcome(None, None, f"one request alone misses it already ({what})")
         search = RateSearch(wanted, wanted.start or 1.0 / best.e2e_s)
+        began = time.monotonic()
         while (rate := search.next_rate) is not None:
             self._watcher.tell(search.reason)
             passing = search.bracket.passing
             window = self._window(rate, wanted.min_requests)
             shown = self._shown
             step = await self._step(rate, window, f"step {len(self._steps)}")
-            search.add(rate, step.has_passed)
+            search.add(rate, step.has_passed, time.monotonic() - began)
             if passing is not None and search.bracket.passing == passing:
                 self._shown = shown
         found = search.bracket

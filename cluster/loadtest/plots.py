@@ -6,12 +6,12 @@ Owns what each shows; drawing belongs to `svg`. Pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from cluster.loadtest.goodput import Percentiles, Slo
 from cluster.loadtest.record import Outcome
 from cluster.loadtest.report import Detail, Histogram, Row, Step
-from cluster.loadtest.svg import Frame, make_frame, plain
+from cluster.loadtest.svg import NARROW, WIDE, Frame, make_frame, plain
 from cluster.loadtest.verdict import duration
 
 _MAX_DOTS = 4000
@@ -26,9 +26,9 @@ def distribution_plot(
     low, high = found.edges_s[0], found.edges_s[-1]
     if limit_s is not None:
         low, high = min(low, limit_s * 0.8), max(high, limit_s * 1.25)
-    frame = make_frame((low, high), (0.0, max(found.counts) * 1.18), 250, is_x_log=True)
+    frame = make_frame((low, high), (0.0, max(found.counts) * 1.35), (NARROW, 270), "x")
     parts = [frame.axes(name, f"{what} per bin", _tick_text, plain)]
-    for begin, end, count in zip(found.edges_s, found.edges_s[1:], found.counts, strict=True):
+    for (begin, end), count in zip(pairwise(found.edges_s), found.counts, strict=True):
         if count:
             title = f"{count} between {duration(begin)} and {duration(end)}"
             middle = (begin * end) ** 0.5
@@ -50,13 +50,13 @@ def ttft_timeline(detail: Detail, slo: Slo) -> str:
     bounds = [*times, *([slo.ttft_s] if slo.ttft_s is not None else [])] or [1.0]
     last = max(row.due_s for row in rows)
     low, high = max(min(bounds) * 0.8, 1e-4), max(max(bounds) * 1.6, 2e-4)
-    frame = make_frame((0.0, last), (low, high), 270, is_y_log=True)
+    frame = make_frame((0.0, last), (low, high), (NARROW, 270), "y")
     parts = [frame.axes("seconds since the start, when due", "TTFT", plain, _tick_text)]
-    if slo.ttft_s is not None:
-        parts.append(frame.level(slo.ttft_s, "limit", f"SLO {duration(slo.ttft_s)}"))
     if 0.0 < detail.warm_up_s < last:
         parts.append(frame.upright(detail.warm_up_s, "mark", "counted from here"))
     parts += [_request_dot(frame, row, high) for row in rows]
+    if slo.ttft_s is not None:
+        parts.append(frame.level(slo.ttft_s, "limit", f"SLO {duration(slo.ttft_s)}"))
     return frame.drawn(*parts, title="time to first token over time")
 
 
@@ -70,7 +70,7 @@ def load_timeline(detail: Detail) -> str:
     points: list[tuple[float, float]] = [(0.0, 0.0)]
     for (moment, _), count in zip(changes, counts, strict=True):
         points += [(moment, points[-1][1]), (moment, float(count))]
-    frame = make_frame((0.0, points[-1][0]), (0.0, max(counts) * 1.1), 200)
+    frame = make_frame((0.0, points[-1][0]), (0.0, max(counts) * 1.1), (NARROW, 294))
     return frame.drawn(
         frame.axes("seconds since the start", "open requests", plain, plain),
         frame.area(points, "fill"),
@@ -86,7 +86,7 @@ def rate_plot(steps: Sequence[Step], goodput_rps: float | None) -> str:
         return '<p class="none">nothing to show</p>'
     top = max(step.rate or 0.0 for step in found) * 1.08
     height = max(max(step.summary.completed_rps for step in found), top * 0.6)
-    frame = make_frame((0.0, top), (0.0, min(top, height * 1.15)), 290)
+    frame = make_frame((0.0, top), (0.0, min(top, height * 1.15)), (WIDE, 320))
     edge = min(top, frame.y.high)
     parts = [
         frame.axes("offered requests/s", "good requests/s", plain, plain),

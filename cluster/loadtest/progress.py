@@ -18,7 +18,7 @@ from cluster.loadtest.run_state import RunState
 from cluster.loadtest.settings import Window
 from cluster.loadtest.verdict import duration
 
-PLAIN_PERIOD_S = 5.0
+PLAIN_PERIOD_S = 10.0
 
 
 class ConsoleWatcher:

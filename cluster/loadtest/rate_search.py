@@ -30,11 +30,16 @@ class RateSearch:
 
     def __init__(self, search: Search, start: float) -> None:
         self._search = search
-        self._start = min(max(start, search.lowest), search.highest)
+        self._lowest = min(start, search.highest) / 8 if search.lowest is None else search.lowest
+        self._start = min(max(start, self._lowest), search.highest)
+        self._end: str | None = None
         self._tried: list[tuple[float, bool]] = []
 
-    def add(self, rate: float, has_passed: bool) -> None:
+    def add(self, rate: float, has_passed: bool, elapsed_s: float = 0.0) -> None:
+        """What became of it, and how long the search has taken so far."""
         self._tried.append((rate, has_passed))
+        if elapsed_s >= self._search.max_seconds:
+            self._end = f"stopped after {elapsed_s:.0f} s"
 
     @property
     def bracket(self) -> Bracket:
@@ -57,6 +62,10 @@ class RateSearch:
         search, (passing, failing) = self._search, (self.bracket.passing, self.bracket.failing)
         if passing is None and failing is None:
             return self._start, "first rate"
+        if self._is_narrow(passing, failing):
+            return None, f"passing and failing rate are within {search.precision:.0%}"
+        if self._end is not None:
+            return None, self._end
         if len(self._tried) >= search.max_steps:
             return None, f"stopped after {search.max_steps} steps"
         if failing is None:
@@ -65,9 +74,12 @@ class RateSearch:
                 return None, f"the highest rate of the search, {search.highest:g}/s, passes"
             return min(passing * 2, search.highest), "looking for a rate that fails"
         if passing is None:
-            if failing <= search.lowest:
-                return None, f"the lowest rate of the search, {search.lowest:g}/s, fails"
-            return max(failing / 2, search.lowest), "looking for a rate that passes"
-        if failing <= passing * (1.0 + search.precision):
-            return None, f"passing and failing rate are within {search.precision:.0%}"
+            if failing <= self._lowest:
+                return None, f"the lowest rate of the search, {self._lowest:.3g}/s, fails"
+            return max(failing / 2, self._lowest), "looking for a rate that passes"
         return math.sqrt(passing * failing), "between the highest that passes and the lowest that fails"
+
+    def _is_narrow(self, passing: float | None, failing: float | None) -> bool:
+        if passing is None or failing is None:
+            return False
+        return failing <= passing * (1.0 + self._search.precision)

@@ -25,10 +25,11 @@ h1 { font-size: 22px; margin: 0 0 2px; } h2 { font-size: 16px; margin: 0 0 10px;
 .pass .word { color: var(--green); } .fail .word { color: var(--red); }
 .verdict ul, .warnings ul { margin: 8px 0 0; padding-left: 20px; overflow-wrap: anywhere; }
 .warnings { background: var(--warn); border-radius: 10px; padding: 12px 20px; margin: 0 0 18px; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(158px, 1fr)); gap: 12px;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px;
   margin: 18px 0; }
 .tile, .card { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.tile { padding: 12px 14px; } .tile b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; }
+.tile { padding: 12px 14px; } .tile b { display: block; font-size: 17px; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(440px, 1fr)); gap: 16px; }
 .card { padding: 16px 18px; min-width: 0; } .wide { grid-column: 1 / -1; }

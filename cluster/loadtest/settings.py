@@ -178,22 +178,23 @@ class Window:
 class Search:
     """For the highest rate within the SLO. `start` None: estimated from one request alone. A step counts at
     least `min_requests`; the answer is known once passing and failing rate are within `precision` (0.1 is a
-    tenth).
+    tenth). `lowest` None: an eighth of the first rate. No step begins after `max_seconds`.
     """
 
     start: float | None = None
-    lowest: float = 0.01
+    lowest: float | None = None
     highest: float = 10_000.0
     precision: float = 0.1
     max_steps: int = 16
+    max_seconds: float = 1800.0
     min_requests: int = 30
 
     def __post_init__(self) -> None:
-        _check_positive(self, "lowest", "precision", "max_steps", "min_requests")
-        if self.highest < self.lowest:
-            raise ValueError("highest must not be below lowest")
-        if self.start is not None and not self.lowest <= self.start <= self.highest:
-            raise ValueError(f"start must lie between {self.lowest} and {self.highest}, not at {self.start}")
+        _check_positive(self, "highest", "precision", "max_steps", "max_seconds", "min_requests")
+        for name in ("start", "lowest"):
+            value = getattr(self, name)
+            if value is not None and not 0.0 < value <= self.highest:
+                raise ValueError(f"{name} must lie between 0 and {self.highest:g}, not at {value}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 62, 18, 26, 40
+NARROW, WIDE = 540, 1100
+LEFT, RIGHT, TOP, BOTTOM = 62, 18, 26, 40
 _WANTED_TICKS = 6
 
 
@@ -40,12 +41,13 @@ class Frame:
 
     x: Scale
     y: Scale
+    width: int
     height: int
 
     def axes(
         self, x_label: str, y_label: str, x_text: Callable[[float], str], y_text: Callable[[float], str]
     ) -> str:
-        bottom, right = self.height - BOTTOM, WIDTH - RIGHT
+        bottom, right = self.height - BOTTOM, self.width - RIGHT
         parts = []
         for tick in self.y.ticks:
             at = self.y(tick)
@@ -93,7 +95,7 @@ class Frame:
     def upright(self, x: float, css: str, text: str, row: int = 0) -> str:
         """A line across the plot at `x`; `row` keeps the words of neighbours apart."""
         at, height = self.x(x), self.height - BOTTOM
-        is_late = at > WIDTH * 0.8
+        is_late = at > self.width * 0.8
         place = f'x="{at + (-5 if is_late else 5):.1f}" y="{TOP + 11 + 14 * row}"'
         anchor = "end" if is_late else "start"
         return (
@@ -103,7 +105,7 @@ class Frame:
 
     def level(self, y: float, css: str, text: str) -> str:
         """A line along the plot at `y`."""
-        at, right = self.y(y), WIDTH - RIGHT
+        at, right = self.y(y), self.width - RIGHT
         return (
             f'<line class="{css}" x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}"/>'
             f'<text class="note {css}-text" x="{right - 4}" y="{at - 5:.1f}" text-anchor="end">'
@@ -112,21 +114,21 @@ class Frame:
 
     def drawn(self, *parts: str, title: str) -> str:
         inner = "".join(parts)
-        size = f'viewBox="0 0 {WIDTH} {self.height}"'
+        size = f'viewBox="0 0 {self.width} {self.height}"'
         return f'<svg {size} role="img" aria-label="{escape(title, quote=True)}">{inner}</svg>'
 
 
 def make_frame(
-    x: tuple[float, float],
-    y: tuple[float, float],
-    height: int,
-    is_x_log: bool = False,
-    is_y_log: bool = False,
+    x: tuple[float, float], y: tuple[float, float], size: tuple[int, int], logarithmic: str = ""
 ) -> Frame:
-    """`x` and `y` are the lowest and highest value; a range of no length is widened."""
+    """`x` and `y` are the lowest and highest value; a range of no length is widened. `size`: pixels, width
+    and height. `logarithmic`: the axes that are, of "xy".
+    """
+    (width, height), is_x_log, is_y_log = size, "x" in logarithmic, "y" in logarithmic
     return Frame(
-        Scale(*_widened(x, is_x_log), LEFT, WIDTH - RIGHT, is_x_log),
+        Scale(*_widened(x, is_x_log), LEFT, width - RIGHT, is_x_log),
         Scale(*_widened(y, is_y_log), height - BOTTOM, TOP, is_y_log),
+        width,
         height,
     )
 
