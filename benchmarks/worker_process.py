@@ -46,6 +46,9 @@ class PrintingHerald:
     async def withdraw(self, announcement: Announcement) -> None:
         del announcement
 
+    async def members(self) -> tuple[Announcement, ...] | None:
+        return None
+
 
 @contextmanager
 def worker_processes(specs: Sequence[WorkerSpec]) -> Iterator[dict[WorkerId, tuple[WorkerRef, int]]]:

@@ -210,6 +210,7 @@ class RegistryHerald:
 
     def __init__(self, client: RegistryClient) -> None:
         self._client = client
+        self._view = MembershipView()
 
     async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
         """Announce at once and then every second, until cancelled."""
@@ -230,3 +231,11 @@ class RegistryHerald:
             await self._client.call("withdraw", announcement.ref.worker_id, announcement.ref.epoch)
         except ConnectionError as error:
             _log.warning("not withdrawn, the line will lapse: %s", error)
+
+    async def members(self) -> tuple[Announcement, ...] | None:
+        """From memory while the registry is away; None before it was heard."""
+        try:
+            self._view.update(await self._client.call("membership"))
+        except ConnectionError as error:
+            _log.debug("the members are those of before: %s", error)
+        return self._view.announcements or None

@@ -24,8 +24,10 @@ from core.worker_status import Announcement
 from kv_transfer.cuda_ipc_transport import connect_on_device
 from kv_transfer.device_choice import shared_device
 from kv_transfer.shm_transport import connect_as_configured
+from prefill_worker.worker import PrefillWorker
 
 _SERVER_GRACE_S = 1.0
+_MEET_PERIOD_S = 1.0
 
 
 class Herald(Protocol):
@@ -36,6 +38,10 @@ class Herald(Protocol):
         ...
 
     async def withdraw(self, announcement: Announcement) -> None: ...
+
+    async def members(self) -> tuple[Announcement, ...] | None:
+        """All workers that are known; None if nobody can say."""
+        ...
 
 
 class WorkerHost:
@@ -65,6 +71,7 @@ class WorkerHost:
         self._announcing: asyncio.Task[None] | None = None
         self._reports = WorkerReports(self._worker)
         self._following: asyncio.Task[None] | None = None
+        self._meeting: asyncio.Task[None] | None = None
         self._io = IoThread(f"io {worker_id}")
         try:
             self._server, self.ref = self._io.run(self._start(host, ref))
@@ -78,6 +85,7 @@ class WorkerHost:
         self.ref = dataclasses.replace(ref, address=f"{host}:{port}")
         self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement))
         self._following = asyncio.create_task(self._reports.follow())
+        self._meeting = asyncio.create_task(self._meet())
         return server, self.ref
 
     def announcement(self) -> Announcement:
@@ -92,6 +100,14 @@ class WorkerHost:
         if not self._worker.is_healthy():
             raise WorkerError(f"worker {self.ref.worker_id} makes no progress")
 
+    async def _meet(self) -> None:
+        """Keep a prefill worker ready for the decode workers that there are."""
+        while True:
+            worker = self._worker
+            if isinstance(worker, PrefillWorker) and (members := await self._herald.members()) is not None:
+                worker.expect([line.ref for line in members if line.ref.role is Role.DECODE])
+            await asyncio.sleep(_MEET_PERIOD_S)
+
     async def stop(self, drain_timeout_s: float) -> None:
         """Leave the registry, let running streams end for `drain_timeout_s`, take everything down. From
         another loop.
@@ -100,7 +116,7 @@ class WorkerHost:
         self._io.close()
 
     async def _stop(self, drain_timeout_s: float) -> None:
-        for task in filter(None, (self._announcing, self._following)):
+        for task in filter(None, (self._announcing, self._following, self._meeting)):
             task.cancel()
         await self._herald.withdraw(self.announcement())
         await self._worker.drain(drain_timeout_s)

@@ -68,6 +68,11 @@ KV_TRANSFER_FALLBACKS = "baton_kv_transfer_fallbacks"
 KV_STAGING_BYTES = "baton_kv_staging_bytes"
 KV_DEVICE_STAGING_BYTES = "baton_kv_device_staging_bytes"
 KV_GROUP_STAGING_BYTES = "baton_kv_group_staging_bytes"
+KV_PAIR_TRANSPORT = "baton_kv_pair_transport"
+KV_PAIR_BYTES = "baton_kv_pair_bytes"
+KV_PAIR_BYTES_PER_SECOND = "baton_kv_pair_bytes_per_second"
+KV_PAIR_FALLBACKS = "baton_kv_pair_fallbacks"
+KV_WARM_PAIRS = "baton_kv_warm_pairs"
 
 
 class TTFTPart(StrEnum):

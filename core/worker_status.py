@@ -12,6 +12,7 @@ from enum import IntEnum, StrEnum
 from core.block_hash import BlockHash
 from core.ids import NO_EPOCH, Epoch, Role, WorkerRef
 from core.kv_layout import KVLayout
+from core.pair_status import PairStatus
 from core.role_change import RoleCause
 
 
@@ -71,6 +72,7 @@ class WorkerStatus:
     `alone` and `beside` are what steps cost with the host's cores to itself and beside another worker of the
     host. `num_shared_cores`: cores that it shares with others there, 0 if its speed does not depend on them.
     `max_step_tokens`: prompt tokens of a step without streams, `max_chunk_tokens`: beside some (0: as many).
+    `pairs`: the workers that it hands KV to.
     """
 
     ref: WorkerRef
@@ -92,6 +94,7 @@ class WorkerStatus:
     max_chunk_tokens: int = 0
     alone: StepCost = StepCost()
     beside: StepCost = StepCost()
+    pairs: tuple[PairStatus, ...] = ()
 
     @property
     def kv_utilization(self) -> float:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import platform
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -85,7 +86,7 @@ class DecodeWorker:
         self._drained = asyncio.Event()
         self._feed = Feed(ref.epoch)
         self._streams = Streams(config, clock, self._cancel_stream)
-        transfers = TransferMetrics(self.registry)
+        transfers = self._transfers = TransferMetrics(self.registry)
         self.receiver = Receiver(self, ref, runner.layout, transfers, clock)
         self._lender: Lender | None = None
         if connect is not None:
@@ -296,4 +297,5 @@ class DecodeWorker:
 
     def _publish_status(self) -> None:
         self._status_at = self._clock.now()
-        self._feed.publish_status(self._loop.status())
+        pairs = self._transfers.pairs.statuses()
+        self._feed.publish_status(replace(self._loop.status(), pairs=pairs))

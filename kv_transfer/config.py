@@ -53,6 +53,8 @@ class BridgeConfig:
     `frame_bytes` is the payload that consecutive blocks are packed to (a single larger block still travels),
     `max_bytes_in_flight` the payload of one ticket that is sent but not acknowledged.
 
+    `max_warm_pairs`: connections and memory for so many workers are made before a request asks for them.
+
     `shm` chooses shared memory for decode workers on this host: `staging_bytes` of it for each of them, in
     frames of `staged_frame_bytes`. Attaching takes `attach_s` at most, and is tried again `attach_again_s`
     after it failed.
@@ -71,6 +73,7 @@ class BridgeConfig:
     reconnect_min_s: float = 0.05
     reconnect_max_s: float = 0.5
     abort_s: float = 2.0
+    max_warm_pairs: int = 16
     idle_connection_s: float = 60.0
     shm: SharedMemory = SharedMemory.AUTO
     staging_bytes: int = 64 << 20
@@ -92,6 +95,8 @@ class BridgeConfig:
             raise ValueError("keepalive_s must be positive and below silence_s")
         if not 0 < self.reconnect_min_s <= self.reconnect_max_s:
             raise ValueError("reconnect_min_s must be positive and at most reconnect_max_s")
+        if self.max_warm_pairs < 0:
+            raise ValueError("max_warm_pairs must not be negative")
         if self.abort_s <= 0 or self.idle_connection_s <= 0:
             raise ValueError("abort_s and idle_connection_s must be positive")
         if min(self.staging_bytes, self.staged_frame_bytes) < 1:

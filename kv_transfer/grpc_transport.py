@@ -55,7 +55,7 @@ class GrpcTransport:
     """One HTTP/2 connection to one decode worker."""
 
     name = "grpc"
-    carriage = Carriage()
+    carriage = Carriage(name)
 
     def __init__(self, ref: WorkerRef, security: PeerSecurity = _NOTHING_TO_SHOW) -> None:
         self._worker_id = ref.worker_id

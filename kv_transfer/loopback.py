@@ -50,7 +50,7 @@ class LoopbackTransport:
     """Calls the receiver that bears the name at the time of each call."""
 
     name = "loopback"
-    carriage = Carriage()
+    carriage = Carriage(name)
 
     def __init__(self, directory: LoopbackDirectory, worker_id: WorkerId) -> None:
         self._directory = directory

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from core import telemetry
 from core.errors import ServingError
+from kv_transfer.pair_book import PairBook
 
 Side = Literal["sender", "receiver"]
 
@@ -23,6 +24,7 @@ class TransferMetrics:
     """One per registry, shared by a worker's sender and receiver."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.pairs = PairBook(registry)
         self._bytes = Counter(
             telemetry.KV_TRANSFER_BYTES,
             "KV payload bytes received, verified and written",

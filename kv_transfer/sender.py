@@ -6,6 +6,7 @@ Lives on one asyncio loop. The only call that another thread may make is `SendSe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from core.clock import Clock, Deadline
 from core.errors import LayoutMismatch, StaleEpoch
@@ -16,6 +17,7 @@ from kv_transfer.metrics import TransferMetrics
 from kv_transfer.peers import Peers
 from kv_transfer.session import SendSession
 from kv_transfer.transport import BlockStore, Connect
+from kv_transfer.warmer import Warmer
 from protos.transfer_codec import ticket_id_bytes
 
 
@@ -38,11 +40,21 @@ class Sender:
         self._config = config if config is not None else BridgeConfig()
         self._peers = Peers(connect, self._config.idle_connection_s)
         self._sessions: set[SendSession] = set()
+        self._warmer = Warmer(self._peers, own_ref, store.layout, self._config, metrics.pairs)
 
     @property
     def num_sessions(self) -> int:
         """Sessions whose transfer has not ended yet."""
         return len(self._sessions)
+
+    @property
+    def num_connections(self) -> int:
+        """To workers that tickets go to, or may go to."""
+        return self._peers.num_connections
+
+    def expect(self, members: Iterable[WorkerRef]) -> None:
+        """Tickets may go to these, and to no others any more: make ready for them, in the background."""
+        self._warmer.expect(members)
 
     def open(self, ticket: HandoffTicket, deadline: Deadline) -> SendSession:
         """Offer the ticket to its decode worker, in the background; `deadline` bounds all that follows.
@@ -72,5 +84,6 @@ class Sender:
 
     async def close(self) -> None:
         """Abort what still runs, then close the connections."""
+        await self._warmer.close()
         await asyncio.gather(*(session.abort("the prefill worker stops") for session in list(self._sessions)))
         await self._peers.close()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.clock import Clock, Deadline
-from core.errors import Cancelled, ServingError, TransferTimeout, WorkerLost
+from core.errors import Cancelled, LayoutMismatch, ServingError, TransferTimeout, WorkerLost
 from core.handoff import HandoffTicket
 from kv_transfer.config import BridgeConfig
 from kv_transfer.metrics import TransferMetrics
@@ -196,6 +196,7 @@ class SendSession:
             self._queue.pack(carriage.frame_bytes)
         if carriage.fallback:
             self._metrics.count_fallback(carriage.fallback)
+        self._metrics.pairs.choose(self.ticket.decode, carriage.way, carriage.fallback)
 
     async def _push_and_commit(self, transport: Transport) -> SendReceipt:
         await self._push.run(transport)
@@ -203,7 +204,9 @@ class SendSession:
         claim = CommitClaim(self.ticket.num_tokens, self._queue.num_pushed_blocks, self._queue.checksum)
         receipt = await self._push.until_heard(lambda: transport.commit(self._fence, claim))
         wait_s, push_s = self._clock.now() - self._finished_at, self._push.busy_s
-        self._metrics.observe_handover(transport.name, push_s, wait_s)
+        way = transport.carriage.way
+        self._metrics.observe_handover(way, push_s, wait_s)
+        self._metrics.pairs.deliver(self.ticket.decode, way, receipt.num_written_bytes, push_s)
         return SendReceipt(
             num_held_blocks=self.ticket.num_blocks - receipt.num_written_blocks,
             num_pushed_blocks=receipt.num_written_blocks,
@@ -227,6 +230,8 @@ class SendSession:
 
     async def _fail(self, error: ServingError) -> None:
         self._metrics.count_failure("sender", error)
+        if isinstance(error, LayoutMismatch):
+            self._metrics.pairs.fail(self.ticket.decode, error.message)
         self._settle(error)  # first: nobody waits for the abort
         if not self._is_told:
             await self._tell(error.code)

@@ -100,9 +100,9 @@ class StagedTransport(ABC):
     @property
     def carriage(self) -> Carriage:
         if self.staging is not None:
-            return Carriage(self._wish.frame_bytes)
+            return Carriage(self.name, self._wish.frame_bytes)
         inner = self._inner.carriage
-        return Carriage(inner.frame_bytes, inner.fallback or self._wish.prefix + self._fallback)
+        return Carriage(inner.way, inner.frame_bytes, inner.fallback or self._wish.prefix + self._fallback)
 
     async def meet(self, pair: Pair) -> None:
         await self.prepare(pair, await self._inner.ask(pair))

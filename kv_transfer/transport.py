@@ -84,10 +84,11 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Carriage:
-    """How a transport carries payloads at present: how much of them in one frame (None: as configured), and
-    if not the way that was asked for, why not (a word for metrics).
+    """How a transport carries payloads at present: by which way (a label of metrics), how much of them in one
+    frame (None: as configured), and if not the way that was asked for, why not (a word for metrics).
     """
 
+    way: str
     frame_bytes: int | None = None
     fallback: str = ""
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import replace
 from functools import partial
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -80,7 +81,7 @@ class PrefillWorker:
         self._feed = Feed(ref.epoch)
         self._metrics = EngineMetrics(self.registry, ref.role, config.model)
         self._metrics.observe_weights(runner.weight_bytes)
-        transfers = TransferMetrics(self.registry)
+        transfers = self._transfers = TransferMetrics(self.registry)
         self._sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.bridge)
         self._calls = Calls(
             self._sender,
@@ -130,6 +131,10 @@ class PrefillWorker:
     def offer_groups(self, host: str, security: PeerSecurity) -> None:
         """The same through process groups, whose sockets listen at `host`, for decode workers anywhere."""
         offer_groups(self.receiver, self._config.borrowing, security, self._runner.pair_groups(host))
+
+    def expect(self, members: Iterable[WorkerRef]) -> None:
+        """These decode workers are there at present: make ready for them, in the background. On the loop."""
+        self._sender.expect(members)
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new work, say so, finish what runs.
@@ -265,4 +270,5 @@ class PrefillWorker:
 
     def _publish_status(self) -> None:
         self._status_at = self._clock.now()
-        self._feed.publish_status(self._loop.status())
+        pairs = self._transfers.pairs.statuses()
+        self._feed.publish_status(replace(self._loop.status(), pairs=pairs))

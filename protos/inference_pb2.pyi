@@ -243,7 +243,7 @@ class WatchRequest(_message.Message):
     def __init__(self, receiver_epoch: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("ref", "is_draining", "num_waiting", "num_running", "num_waiting_tokens", "num_running_tokens", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_quarantined_blocks", "max_num_seqs", "prefill_tokens_per_s", "step_s", "num_shared_cores", "max_step_tokens", "max_chunk_tokens", "alone", "beside")
+    __slots__ = ("ref", "is_draining", "num_waiting", "num_running", "num_waiting_tokens", "num_running_tokens", "num_blocks", "num_free_blocks", "num_cached_blocks", "num_held_blocks", "num_quarantined_blocks", "max_num_seqs", "prefill_tokens_per_s", "step_s", "num_shared_cores", "max_step_tokens", "max_chunk_tokens", "alone", "beside", "pairs")
     REF_FIELD_NUMBER: _ClassVar[int]
     IS_DRAINING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class WorkerStatus(_message.Message):
     MAX_CHUNK_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ALONE_FIELD_NUMBER: _ClassVar[int]
     BESIDE_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     ref: WorkerRef
     is_draining: bool
     num_waiting: int
@@ -282,7 +283,42 @@ class WorkerStatus(_message.Message):
     max_chunk_tokens: int
     alone: StepCost
     beside: StepCost
-    def __init__(self, ref: _Optional[_Union[WorkerRef, _Mapping]] = ..., is_draining: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_running_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_s: _Optional[float] = ..., num_shared_cores: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., alone: _Optional[_Union[StepCost, _Mapping]] = ..., beside: _Optional[_Union[StepCost, _Mapping]] = ...) -> None: ...
+    pairs: _containers.RepeatedCompositeFieldContainer[PairStatus]
+    def __init__(self, ref: _Optional[_Union[WorkerRef, _Mapping]] = ..., is_draining: _Optional[bool] = ..., num_waiting: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting_tokens: _Optional[int] = ..., num_running_tokens: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_cached_blocks: _Optional[int] = ..., num_held_blocks: _Optional[int] = ..., num_quarantined_blocks: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., prefill_tokens_per_s: _Optional[float] = ..., step_s: _Optional[float] = ..., num_shared_cores: _Optional[int] = ..., max_step_tokens: _Optional[int] = ..., max_chunk_tokens: _Optional[int] = ..., alone: _Optional[_Union[StepCost, _Mapping]] = ..., beside: _Optional[_Union[StepCost, _Mapping]] = ..., pairs: _Optional[_Iterable[_Union[PairStatus, _Mapping]]] = ...) -> None: ...
+
+class PairStatus(_message.Message):
+    __slots__ = ("worker_id", "epoch", "transport", "bytes_per_s", "num_bytes", "fallbacks", "is_warm", "problem")
+    class NumBytesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class FallbacksEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    IS_WARM_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    epoch: int
+    transport: str
+    bytes_per_s: float
+    num_bytes: _containers.ScalarMap[str, int]
+    fallbacks: _containers.ScalarMap[str, int]
+    is_warm: bool
+    problem: str
+    def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., num_bytes: _Optional[_Mapping[str, int]] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., is_warm: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class StepCost(_message.Message):
     __slots__ = ("decode_s", "stream_s", "prefill_s", "token_s")

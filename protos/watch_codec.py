@@ -9,8 +9,9 @@ import math
 import struct
 
 from core.block_hash import NUM_PARTS, BlockHash, part_of
-from core.ids import Epoch
+from core.ids import Epoch, WorkerId
 from core.jobs import BlockPage, SnapshotJob, WatchEvent
+from core.pair_status import PairStatus
 from core.worker_status import BlockEvent, BlockEventKind, BlockTier, StepCost, WorkerStatus
 from protos import inference_pb2 as pb
 from protos.value_codec import (
@@ -44,6 +45,7 @@ def encode_status(status: WorkerStatus) -> pb.WorkerStatus:
         max_chunk_tokens=status.max_chunk_tokens,
         alone=_encode_cost(status.alone),
         beside=_encode_cost(status.beside),
+        pairs=[_encode_pair(pair) for pair in status.pairs],
     )
 
 
@@ -70,6 +72,35 @@ def decode_status(message: pb.WorkerStatus) -> WorkerStatus:
         max_chunk_tokens=message.max_chunk_tokens,
         alone=_decode_cost(message.alone, "status.alone"),
         beside=_decode_cost(message.beside, "status.beside"),
+        pairs=tuple(_decode_pair(pair) for pair in message.pairs),
+    )
+
+
+def _encode_pair(pair: PairStatus) -> pb.PairStatus:
+    return pb.PairStatus(
+        worker_id=pair.worker_id,
+        epoch=pair.epoch,
+        transport=pair.transport,
+        bytes_per_s=pair.bytes_per_s,
+        num_bytes=dict(pair.num_bytes),
+        fallbacks=dict(pair.fallbacks),
+        is_warm=pair.is_warm,
+        problem=pair.problem,
+    )
+
+
+def _decode_pair(message: pb.PairStatus) -> PairStatus:
+    if not 0.0 <= message.bytes_per_s < math.inf:
+        raise malformed("status.pairs", "has a rate that is none")
+    return PairStatus(
+        WorkerId(message.worker_id),
+        Epoch(message.epoch),
+        message.transport,
+        message.bytes_per_s,
+        tuple(sorted(message.num_bytes.items())),
+        tuple(sorted(message.fallbacks.items())),
+        message.is_warm,
+        message.problem,
     )
 
 

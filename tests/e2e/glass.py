@@ -51,6 +51,9 @@ class _Herald:
     async def withdraw(self, announcement: Announcement) -> None:
         del announcement
 
+    async def members(self) -> tuple[Announcement, ...] | None:
+        return None
+
 
 class GlassSystem:
     """`num_prefill` and `num_decode` workers of `model`, and a router on `port`."""

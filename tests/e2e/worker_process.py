@@ -32,6 +32,9 @@ class PrintingHerald:
     async def withdraw(self, announcement: Announcement) -> None:
         del announcement
 
+    async def members(self) -> tuple[Announcement, ...] | None:
+        return None
+
 
 def main() -> None:
     faulthandler.register(signal.SIGUSR1)  # where its threads are, into the log
@@ -42,7 +45,7 @@ def main() -> None:
         config,
         role,
         WorkerId(spec["worker_id"]),
-        host="127.0.0.1",
+        host=spec["host"],
         herald=PrintingHerald(),
         security=peer_security(config.security, None),
     )

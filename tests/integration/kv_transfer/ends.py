@@ -76,8 +76,8 @@ class PrefillEnd:
         self.registry = CollectorRegistry()
         self.device = DeviceThread(HostDevice(store))
         self.connect = connect_any_way(config, self.device)
-        metrics = TransferMetrics(self.registry)
-        self.sender = Sender(store, self.ref, self.connect, CLOCK, metrics, config)
+        self.metrics = TransferMetrics(self.registry)
+        self.sender = Sender(store, self.ref, self.connect, CLOCK, self.metrics, config)
 
     def ticket(self, num_tokens: int) -> HandoffTicket:
         return make_ticket(num_tokens, self.ref, self.decode, self.store.layout)

@@ -270,7 +270,7 @@ class TroubledTransport:
     """A transport in which a test can break things; else the wrapped one."""
 
     name = "troubled"
-    carriage = Carriage()
+    carriage = Carriage(name)
 
     def __init__(self, inner: Transport) -> None:
         self.inner = inner

@@ -1,0 +1,84 @@
+"""Warmer: makes pairs ready before the first request asks for them.
+
+Owns which workers are met in the background, how many, and how often it is tried again. A pair that is ready
+keeps its connection and its staging memory for as long as the other worker is a member. Lives on the IO loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Iterable
+
+from core.errors import HandoffError, LayoutMismatch, ServingError
+from core.ids import WorkerRef
+from core.kv_layout import KVLayout
+from kv_transfer.config import BridgeConfig
+from kv_transfer.pair_book import PairBook
+from kv_transfer.peers import Peers
+from kv_transfer.transport import Pair
+
+_log = logging.getLogger(__name__)
+
+_MAX_AT_ONCE = 4
+_AGAIN_MIN_S, _AGAIN_MAX_S = 0.5, 15.0
+
+
+class Warmer:
+    """`expect` says who the members are; at most `config.max_warm_pairs` of them are met."""
+
+    def __init__(
+        self, peers: Peers, own_ref: WorkerRef, layout: KVLayout, config: BridgeConfig, book: PairBook
+    ) -> None:
+        self._peers = peers
+        self._ref = own_ref
+        self._layout = layout
+        self._config = config
+        self._book = book
+        self._tasks: dict[WorkerRef, asyncio.Task[None]] = {}
+        self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+
+    def expect(self, members: Iterable[WorkerRef]) -> None:
+        """These are all there are at present; those that are gone are left. Does not wait."""
+        known = set(members)
+        wanted = set(sorted(known, key=self._order)[: self._config.max_warm_pairs])
+        for ref in set(self._tasks) - wanted:
+            self._tasks.pop(ref).cancel()
+            if ref not in known:
+                self._book.forget(ref)
+        for ref in wanted - set(self._tasks):
+            self._tasks[ref] = asyncio.create_task(self._keep(ref), name=f"meet {ref.worker_id}")
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _order(self, ref: WorkerRef) -> bytes:
+        """Another one for each worker, so that many of them do not all meet the same few."""
+        name = f"{self._ref.worker_id} {ref.worker_id} {ref.epoch}"
+        return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+    async def _keep(self, ref: WorkerRef) -> None:
+        """Meet it, again while that fails, and keep what was made ready until cancelled."""
+        again_s = _AGAIN_MIN_S
+        while True:
+            try:
+                async with self._peers.use(ref) as transport:
+                    async with self._turns, asyncio.timeout(self._config.silence_s):
+                        await transport.meet(Pair(self._ref, ref, self._layout))
+                    self._book.warm(ref, transport.carriage.way)
+                    await asyncio.get_running_loop().create_future()
+            except LayoutMismatch as error:
+                _log.warning("no KV can be handed to %s: %s", ref.worker_id, error.message)
+                self._book.fail(ref, error.message)
+                return
+            except (ServingError, TimeoutError) as error:
+                _log.info("worker %s was not met: %r", ref.worker_id, error)
+                if isinstance(error, HandoffError):
+                    self._book.fail(ref, error.message)
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, _AGAIN_MAX_S)
