@@ -55,6 +55,7 @@ class WorkerHost:
         host: str,
         herald: Herald,
         security: PeerSecurity,
+        zone: str = "",
     ) -> None:
         """Loads the model and starts everything; the worker is known to the routers soon after. Takes
         seconds.
@@ -68,6 +69,7 @@ class WorkerHost:
         self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
         self._herald = herald
         self._security = security
+        self._zone = zone
         self._announcing: asyncio.Task[None] | None = None
         self._reports = WorkerReports(self._worker)
         self._following: asyncio.Task[None] | None = None
@@ -89,7 +91,7 @@ class WorkerHost:
         return server, self.ref
 
     def announcement(self) -> Announcement:
-        return dataclasses.replace(self._worker.announcement(), ref=self.ref)
+        return dataclasses.replace(self._worker.announcement(), ref=self.ref, zone=self._zone)
 
     def stats(self) -> Stats:
         """Its load, for the autoscaler."""

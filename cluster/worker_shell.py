@@ -14,6 +14,7 @@ from cluster.config import BatonConfig
 from cluster.logs import configure_logging
 from cluster.registry import RegistryClient, RegistryHerald
 from cluster.security import peer_security
+from cluster.zone import zone_of
 from core.ids import Role, WorkerId
 from core.peer_security import ClusterToken
 
@@ -37,6 +38,7 @@ class WorkerShell:
             host=_LOOPBACK if config.cluster.is_own else ray.util.get_node_ip_address(),
             herald=RegistryHerald(RegistryClient()),
             security=peer_security(config.security, token),
+            zone=zone_of(ray.get_runtime_context().get_node_labels()),
         )
 
     def check_health(self) -> None:

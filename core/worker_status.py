@@ -22,6 +22,7 @@ class Announcement:
 
     `home_role` is the one that its process started with (None: that of `ref`), `cause` why it has another one
     at present. `process_epoch` outlives a change of role and numbers the block events (0: that of `ref`).
+    `zone`: the part of the cluster that its node is in, within which the network is fast.
     """
 
     ref: WorkerRef
@@ -35,6 +36,7 @@ class Announcement:
     home_role: Role | None = None
     cause: RoleCause | None = None
     process_epoch: Epoch = NO_EPOCH
+    zone: str = ""
 
     @property
     def home(self) -> Role:

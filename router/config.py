@@ -67,7 +67,9 @@ class RouterConfig:
     Placement: `tie_ms` within which costs count as equal. A request is held back for at most `max_hold_s`
     while a worker that will have room soon is cheaper than all that have some. What is `assumed` counts until
     it is measured: `core_sharing` is how much longer a step takes beside another worker on the same cores,
-    `output_tokens` the length of an answer, `handoff_ms` what a handoff adds beside its bytes.
+    `output_tokens` the length of an answer, `handoff_ms` what a handoff adds beside its bytes,
+    `bytes_per_s` how fast they travel within a node, `node_bytes_per_s` between nodes of a zone,
+    `zone_bytes_per_s` between zones, where `zone_ms` more are lost.
     """
 
     model_name: str | None = None
@@ -114,6 +116,9 @@ class RouterConfig:
     assumed_output_tokens: int = 128
     assumed_handoff_ms: float = 5.0
     assumed_bytes_per_s: float = 1e9
+    assumed_node_bytes_per_s: float = 5e8
+    assumed_zone_bytes_per_s: float = 1e8
+    assumed_zone_ms: float = 2.0
 
     tenants: TenantsConfig = field(default_factory=TenantsConfig)
     tracing: TracingConfig = field(default_factory=TracingConfig)
@@ -148,6 +153,8 @@ class RouterConfig:
             "assumed_prefill_tokens_per_s",
             "assumed_step_s",
             "assumed_bytes_per_s",
+            "assumed_node_bytes_per_s",
+            "assumed_zone_bytes_per_s",
         ):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0")
@@ -159,6 +166,7 @@ class RouterConfig:
             "tie_ms",
             "max_hold_s",
             "assumed_handoff_ms",
+            "assumed_zone_ms",
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")

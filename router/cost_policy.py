@@ -23,6 +23,7 @@ from typing import TypeVar
 from core.kv_layout import KVLayout
 from router.config import PlanSetting, RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
+from router.distance import Distances
 from router.speeds import Handoff, Speeds, assumed_speeds, measured_speeds
 
 # the cheapest of each role that are looked at in pairs: what a pair adds differs less than workers do
@@ -148,7 +149,7 @@ class _Costs:
         self._draw = draw
         self._assumed: Speeds | None = None
         self._statuses = [worker.status for worker in candidates if worker.speeds is None]
-        self._handoff = Handoff(config.assumed_handoff_ms, 1e3 / config.assumed_bytes_per_s)
+        self._distances = Distances(config)
         self._nodes: dict[str, _Node] = {}
         for worker in candidates:
             if worker.is_busy and worker.shares_cores:
@@ -219,7 +220,7 @@ class _Costs:
         num_pulled = 0 if source is None else source.num_told_tokens - worker.num_cached_tokens
         if source is None or num_pulled <= 0:
             return alone
-        handoff = source.handoffs.get(worker.ref.worker_id, self._handoff)
+        handoff = self._distances.handoff(source, worker)
         pull = handoff.fixed + handoff.per_byte * num_pulled * worker.layout.bytes_per_token
         if pull >= alone.cost:
             return alone
@@ -241,7 +242,7 @@ class _Costs:
         return _Reading(worker, queue, prefill, slowdown, queue + prefill + slowdown)
 
     def _pair(self, reading: _Reading, target: _Decoding) -> _Option:
-        handoff = reading.worker.handoffs.get(target.worker.ref.worker_id, self._handoff)
+        handoff = self._distances.handoff(reading.worker, target.worker)
         added = handoff.fixed + handoff.per_byte * target.num_missing_bytes
         plan = self._plan(Plan.REMOTE, target)
         return _Option(plan, reading.cost + target.cost + added, reading, target, handoff)

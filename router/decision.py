@@ -55,6 +55,7 @@ class Candidate:
     layout: KVLayout
     status: WorkerStatus | None = None
     node: str = ""
+    zone: str = ""
     speeds: Speeds | None = None
     pace: float = 1.0
     handoffs: Mapping[WorkerId, Handoff] = field(default_factory=dict)

@@ -191,6 +191,7 @@ class Search:
             layout=layout,
             status=entry.status,
             node=announcement.node,
+            zone=announcement.zone,
             speeds=self._placer.speeds.of(entry),
             pace=rates.pace,
             handoffs=rates.handoffs,
