@@ -120,6 +120,8 @@ class Meter:
             rise("arrived", (_NUM_PARTS - index) * part_s, (_NUM_PARTS - index - 1) * part_s)
             for index in range(_NUM_PARTS)
         ]
+        # whoever has only just begun to tell looks as if it grew
+        is_long = all(h[-1].at - h[0].at >= 2 * window_s - self._config.period_s for h in histories)
         num_output = mean("output_tokens", "ended")
         return RouterLoad(
             num_open=round(last("open")),
@@ -128,7 +130,7 @@ class Meter:
             arrivals_per_s=rise("arrived") / window_s,
             tokens_per_s=rise("arrived_tokens") / window_s,
             num_arrived=round(rise("arrived")),
-            growth_per_s=_growth(counts, part_s),
+            growth_per_s=_growth(counts, part_s) if is_long else 0.0,
             cached_share=mean("cached_tokens", "read_tokens") or 0.0,
             num_output_tokens=num_output if num_output is not None else mean("expected_tokens", "arrived"),
             itl_s=mean("gaps_s", "gaps"),
