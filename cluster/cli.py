@@ -16,9 +16,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.decisions_command import decisions
+from cluster.drain_command import drain
 from cluster.keys_command import keys
 from cluster.loadtest_command import loadtest
 from cluster.plan_command import plan
+from cluster.status_command import status
 from core.errors import InvalidConfig, ServingError
 
 _EXIT_FAILED = 1
@@ -32,8 +35,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(keys, name="keys")
+app.add_typer(decisions, name="decisions")
+app.command()(drain)
 app.command()(plan)
 app.command()(loadtest)
+app.command()(status)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
