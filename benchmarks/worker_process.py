@@ -20,6 +20,7 @@ from cluster.config import config_from_settings
 from cluster.security import peer_security
 from cluster.worker_host import WorkerHost
 from core.ids import Epoch, Role, WorkerId, WorkerRef
+from core.role_change import RoleOrder
 from core.worker_status import Announcement
 
 ROOT = Path(__file__).parents[1]
@@ -38,10 +39,15 @@ class WorkerSpec:
 class PrintingHerald:
     """Announces on standard output, once."""
 
-    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
+    async def keep_announcing(
+        self, announcement: Callable[[], Announcement], follow: Callable[[RoleOrder], None]
+    ) -> None:
         ref = announcement().ref
         print(json.dumps({"epoch": ref.epoch, "address": ref.address}), flush=True)
         await asyncio.Event().wait()
+
+    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+        return None
 
     async def withdraw(self, announcement: Announcement) -> None:
         del announcement

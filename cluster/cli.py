@@ -1,4 +1,4 @@
-"""The command `baton`: serve, stop, keys, version.
+"""The command `baton`: serve, stop, role, keys, version.
 
 Owns the command line and turning errors of configuration into one line that names the setting. Each command's
 work lives in a module of its own. Main thread.
@@ -21,6 +21,7 @@ from cluster.drain_command import drain
 from cluster.keys_command import keys
 from cluster.loadtest_command import loadtest
 from cluster.plan_command import plan
+from cluster.role_command import role
 from cluster.status_command import status
 from core.errors import InvalidConfig, ServingError
 
@@ -37,6 +38,7 @@ app = typer.Typer(
 app.add_typer(keys, name="keys")
 app.add_typer(decisions, name="decisions")
 app.command()(drain)
+app.command()(role)
 app.command()(plan)
 app.command()(loadtest)
 app.command()(status)

@@ -11,26 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import BatonConfig
-from cluster.workers import AnyWorker, build_worker, step_limits
+from cluster.local_registry import LocalRegistry
+from cluster.role_worker import RoleWorker, Surroundings
+from cluster.workers import step_limits
 from core.clock import MonotonicClock
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
-from core.worker_status import Announcement
 from engine.loaded_model import LoadedModel, load_model
 from engine.runner import ModelRunner, use_threads
 from kv_transfer.loopback import SCHEME, LoopbackDirectory
 from router.app import create_app
 from router.served_model import ServedModel
 from router.workers import InProcessWorker
-
-
-class LocalMembership:
-    """The workers of this process, as the router asks for them."""
-
-    def __init__(self, workers: list[AnyWorker]) -> None:
-        self._workers = workers
-
-    async def announcements(self) -> tuple[Announcement, ...]:
-        return tuple(worker.announcement() for worker in self._workers)
 
 
 class LocalSystem:
@@ -50,11 +41,13 @@ class LocalSystem:
             for index in range(count)
         ]
         by_id = {worker.ref.worker_id: worker for worker in self._workers}
+        self._registry = LocalRegistry(config.cluster.roles, MonotonicClock(), by_id)
         self.app: Any = create_app(
             config.router,
             ServedModel.load(Path(config.decode_engine.model), config.router.model_name),
-            LocalMembership(self._workers),
-            lambda ref: InProcessWorker(by_id[ref.worker_id]),
+            self._registry,
+            lambda ref: InProcessWorker(by_id[ref.worker_id].current),
+            roles=self._registry,
         )
 
     async def start(self) -> None:
@@ -66,22 +59,28 @@ class LocalSystem:
         """Let what runs end for `drain_timeout_s`, then take the workers down; prefill first, it feeds the
         others.
         """
+        self._registry.end()
         for worker in self._workers:
             await worker.drain(self._config.cluster.drain_timeout_s)
         for worker in self._workers:
             self._directory.unregister(worker.ref.worker_id)
             await worker.stop()
 
-    def _build(self, role: Role, index: int, loaded: dict[str, LoadedModel]) -> AnyWorker:
+    def _build(self, role: Role, index: int, loaded: dict[str, LoadedModel]) -> RoleWorker:
         engine = self._config.engine_of(role)
         use_threads(engine.threads)
         key = f"{engine.model} {engine.max_context} {engine.device} {engine.dtype} {engine.cpu_kernels}"
         if key not in loaded:
             loaded[key] = load_model(engine)
-        runner = ModelRunner(loaded[key], engine, step_limits(self._config, role))
+        runner = ModelRunner(loaded[key], engine, step_limits(self._config))
         runner.warm_up()
         worker_id = WorkerId(f"{role.value}-{index}")
         ref = WorkerRef(worker_id, role, new_epoch(), f"{SCHEME}{worker_id}")
-        worker = build_worker(runner, self._config, ref, MonotonicClock(), self._directory.connect)
+        surroundings = Surroundings(connect=lambda wanted: self._directory.connect, changed=self._enter)
+        worker = RoleWorker(runner, self._config, ref, MonotonicClock(), surroundings)
         self._directory.register(worker_id, worker.receiver)
         return worker
+
+    async def _enter(self, worker: RoleWorker) -> None:
+        """KV for it goes to the receiver of its new role."""
+        self._directory.register(worker.ref.worker_id, worker.receiver)

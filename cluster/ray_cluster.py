@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.config import BatonConfig
+from cluster.config import BatonConfig, ClusterConfig
 from cluster.ports import free_ports
 from cluster.processes import end_processes, processes_of_run
 from cluster.ray_environment import IngressPorts, auth_environment, serve_environment
@@ -45,12 +45,13 @@ class RayCluster:
     in between.
     """
 
-    def __init__(self, run_dir: Path, address: str, host: str, port: int) -> None:
-        """`address` as in ClusterConfig.ray_address; Serve's ingress listens on `host:port`."""
+    def __init__(self, run_dir: Path, cluster: ClusterConfig, port: int) -> None:
+        """Serve's ingress listens on `port` of the configured host."""
         self._run_dir = run_dir
-        self._address = address
-        self._host = host
+        self._address = cluster.ray_address
+        self._host = cluster.host
         self._port = port
+        self._roles = cluster.roles
         self._registry: Any = None
         # Ray's processes die with the thread that starts them, and break if a signal's exception comes in
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -90,7 +91,7 @@ class RayCluster:
             )
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"host": self._host, "port": self._port, "request_timeout_s": None})
-        self._registry = start_registry()
+        self._registry = start_registry(self._roles)
 
     def deploy(self, application: Any) -> None:
         """Hand the application to Serve; `is_running` tells when it is up."""

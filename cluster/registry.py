@@ -212,13 +212,24 @@ class RegistryHerald:
         self._client = client
         self._view = MembershipView()
 
-    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
-        """Announce at once and then every second, until cancelled."""
+    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+        """Once, now; what the worker is to do. Raises ConnectionError."""
+        order: RoleOrder | None = await self._client.call("announce", announcement)
+        return order
+
+    async def keep_announcing(
+        self,
+        announcement: Callable[[], Announcement],
+        follow: Callable[[RoleOrder], None] = lambda order: None,
+    ) -> None:
+        """Announce at once and then every second, until cancelled; `follow` hears each order."""
         has_warned = False
         while True:
             try:
-                await self._client.call("announce", announcement())
+                order = await self.announce(announcement())
                 has_warned = False
+                if order is not None:
+                    follow(order)
             except ConnectionError as error:
                 if not has_warned:
                     _log.warning("not announced, trying again: %s", error)

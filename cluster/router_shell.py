@@ -19,6 +19,7 @@ from cluster.autoscaler.stats import Stats
 from cluster.config import BatonConfig
 from cluster.logs import configure_logging
 from cluster.registry import RegistryClient, RegistryLimitOwner, RegistryMembership
+from cluster.role_desk import ClusterRoleDesk
 from cluster.security import peer_security
 from core.clock import MonotonicClock
 from core.ids import WorkerRef
@@ -51,6 +52,7 @@ class RouterShell:
             membership,
             self._connect,
             limit_owner=RegistryLimitOwner(RegistryClient()),
+            roles=ClusterRoleDesk(RegistryClient(), self._security),
             num_routers=self._config.cluster.num_routers,
             asleep=tuple if scaling is None else scaling.asleep,
         )

@@ -51,7 +51,7 @@ def serve(config: BatonConfig, console: Console) -> int:
             write_note(run_dir, ServeNote(os.getpid(), psutil.Process().create_time(), url))
             steps = Steps(console)
             config = prepare_model(config, steps)
-            cluster = RayCluster(run_dir, config.cluster.ray_address, config.cluster.host, port)
+            cluster = RayCluster(run_dir, config.cluster, port)
             _start(cluster, config, token, steps, stopper)
             model = _await_answer(config, url, steps, api_key)
             show_service(console, url, model, api_key)

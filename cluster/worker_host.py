@@ -8,33 +8,50 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
-from typing import Protocol
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from cluster.autoscaler.stats import Stats
 from cluster.autoscaler.worker_reports import WorkerReports
 from cluster.config import BatonConfig
 from cluster.io_thread import IoThread
-from cluster.workers import GrpcServer, build_worker, load_runner, serve_worker
+from cluster.role_worker import RoleWorker, Surroundings
+from cluster.workers import AnyWorker, load_runner
 from core.clock import MonotonicClock
 from core.errors import WorkerError
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.peer_security import PeerSecurity
+from core.role_change import RoleChange, RoleOrder
 from core.worker_status import Announcement
+from decode_worker.service import serve_either
 from kv_transfer.cuda_ipc_transport import connect_on_device
 from kv_transfer.device_choice import shared_device
 from kv_transfer.shm_transport import connect_as_configured
+from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
 
 _SERVER_GRACE_S = 1.0
 _MEET_PERIOD_S = 1.0
 
+_log = logging.getLogger(__name__)
+
+
+class GrpcServer(Protocol):
+    async def stop(self, grace: float | None) -> None: ...
+
 
 class Herald(Protocol):
     """Makes a worker known to the routers."""
 
-    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
-        """Announce until cancelled."""
+    async def keep_announcing(
+        self, announcement: Callable[[], Announcement], follow: Callable[[RoleOrder], None]
+    ) -> None:
+        """Announce until cancelled. `follow` hears what the worker is to do."""
+        ...
+
+    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+        """Once more, now. Raises ConnectionError."""
         ...
 
     async def withdraw(self, announcement: Announcement) -> None: ...
@@ -62,36 +79,75 @@ class WorkerHost:
         """
         ref = WorkerRef(worker_id, role, new_epoch(), address="")  # not known before the server listens
         runner = load_runner(config, role)
-        bridge = config.prefill.bridge if role is Role.PREFILL else config.decode.lending
-        device = shared_device(runner.shared_pool, bridge.cuda_ipc) if role is Role.PREFILL else None
-        between = connect_as_configured(bridge, security, runner.pair_groups(host))
-        connect = connect_on_device(bridge, device, between)
-        self._worker = build_worker(runner, config, ref, MonotonicClock(), connect)
+
+        def connect(wanted: Role) -> Connect:
+            bridge = config.prefill.bridge if wanted is Role.PREFILL else config.decode.lending
+            device = shared_device(runner.shared_pool, bridge.cuda_ipc) if wanted is Role.PREFILL else None
+            return connect_on_device(
+                bridge, device, connect_as_configured(bridge, security, runner.pair_groups(host))
+            )
+
+        def offer(worker: AnyWorker) -> None:
+            worker.offer_shared_memory()
+            worker.offer_groups(host, security)
+
+        surroundings = Surroundings(connect, offer, self._changed)
+        self._worker = RoleWorker(runner, config, ref, MonotonicClock(), surroundings)
         self._herald = herald
         self._security = security
         self._zone = zone
         self._announcing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[object]] = set()
         self._reports = WorkerReports(self._worker)
         self._following: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
         self._io = IoThread(f"io {worker_id}")
         try:
-            self._server, self.ref = self._io.run(self._start(host, ref))
+            self._server = self._io.run(self._start(host))
         except BaseException:
             self._io.close()
             raise
 
-    async def _start(self, host: str, ref: WorkerRef) -> tuple[GrpcServer, WorkerRef]:
+    async def _start(self, host: str) -> GrpcServer:
         await self._worker.start()
-        server, port = await serve_worker(self._worker, host, self._security)
-        self.ref = dataclasses.replace(ref, address=f"{host}:{port}")
-        self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement))
+        server, port = await serve_either(self._worker, host, self._security)
+        self._worker.listens_at(f"{host}:{port}")
+        self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement, self._follow))
         self._following = asyncio.create_task(self._reports.follow())
         self._meeting = asyncio.create_task(self._meet())
-        return server, self.ref
+        return server
 
     def announcement(self) -> Announcement:
-        return dataclasses.replace(self._worker.announcement(), ref=self.ref, zone=self._zone)
+        return dataclasses.replace(self._worker.announcement(), zone=self._zone)
+
+    @property
+    def ref(self) -> WorkerRef:
+        return self._worker.ref
+
+    def change_role(self, order: RoleOrder) -> RoleChange:
+        """See RoleWorker.change_role. From any other thread."""
+        return self._io.run(self._worker.change_role(order))
+
+    def _follow(self, order: RoleOrder) -> None:
+        """What the registry wants; it says so again until it is done."""
+        self._spawn(self._worker.change_role(order))
+
+    async def _changed(self, worker: RoleWorker) -> None:
+        """The routers are to know at once."""
+        try:
+            await self._herald.announce(self.announcement())
+        except ConnectionError as error:
+            _log.warning("the new role is announced later: %s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[object]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("%s: %s: %s", self.ref.worker_id, type(error).__name__, error)
 
     def stats(self) -> Stats:
         """Its load, for the autoscaler."""
@@ -105,7 +161,7 @@ class WorkerHost:
     async def _meet(self) -> None:
         """Keep a prefill worker ready for the decode workers that there are."""
         while True:
-            worker = self._worker
+            worker = self._worker.current
             if isinstance(worker, PrefillWorker) and (members := await self._herald.members()) is not None:
                 worker.expect([line.ref for line in members if line.ref.role is Role.DECODE])
             await asyncio.sleep(_MEET_PERIOD_S)

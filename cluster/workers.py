@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
-import decode_worker.service
-import prefill_worker.service
 from cluster.config import BatonConfig
+from cluster.role_series import RoleSeries
 from core.clock import Clock
 from core.ids import Role, TenantId, WorkerRef
-from core.peer_security import PeerSecurity
 from decode_worker.worker import DecodeWorker
 from engine.kv.shares import KVShares
 from engine.runner import ModelRunner
 from engine.step import StepLimits
+from kv_transfer.feed import Feed
 from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
 from router.tenants import cache_salt_of
@@ -22,32 +21,42 @@ from router.tenants_config import ANY_TENANT, TenantsConfig
 AnyWorker = PrefillWorker | DecodeWorker
 
 
-class GrpcServer(Protocol):
-    async def stop(self, grace: float | None) -> None: ...
-
-
 def load_runner(config: BatonConfig, role: Role) -> ModelRunner:
-    """The engine of a worker of `role`, loaded and warmed up. Takes seconds."""
-    runner = ModelRunner.load(config.engine_of(role), limits=step_limits(config, role))
+    """The engine of a worker whose home is `role`, loaded and warmed up. Takes seconds."""
+    runner = ModelRunner.load(config.engine_of(role), limits=step_limits(config))
     runner.warm_up()
     return runner
 
 
-def step_limits(config: BatonConfig, role: Role) -> StepLimits:
-    """The largest step that the scheduler of `role` makes."""
-    if role is Role.PREFILL:
-        return StepLimits(config.prefill.token_budget, config.prefill.max_num_seqs, is_decoding=False)
-    return StepLimits(config.decode.token_budget, config.decode.max_num_seqs)
+def step_limits(config: BatonConfig) -> StepLimits:
+    """The largest step that either role's scheduler makes: each worker may have to run both."""
+    prefill, decode = config.prefill, config.decode
+    return StepLimits(
+        max(prefill.token_budget, decode.token_budget), max(prefill.max_num_seqs, decode.max_num_seqs)
+    )
+
+
+def share_pool(runner: ModelRunner, config: BatonConfig) -> None:
+    """Divide the pool between tenants, as configured; before the first worker runs on it."""
+    runner.cache.allocator.use_shares(_shares(config.router.tenants))
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """What a worker of one role leaves to the next one of the same process: feed and counters."""
+
+    feed: Feed
+    series: RoleSeries
 
 
 def build_worker(
-    runner: ModelRunner, config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect
+    runner: ModelRunner, config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect, lasting: Lasting
 ) -> AnyWorker:
-    """Put the worker of `ref.role` around the engine; starting it is the caller's."""
-    runner.cache.allocator.use_shares(_shares(config.router.tenants))
+    """The worker of `ref.role` around the engine; starting it is the caller's."""
+    feed, series = lasting.feed, lasting.series
     if ref.role is Role.PREFILL:
-        return PrefillWorker(runner, config.prefill, ref, clock, connect)
-    return DecodeWorker(runner, config.decode, ref, clock, connect=connect)
+        return PrefillWorker(runner, config.prefill, ref, clock, connect, feed=feed, series=series.prefill)
+    return DecodeWorker(runner, config.decode, ref, clock, connect=connect, feed=feed, series=series.decode)
 
 
 def _shares(tenants: TenantsConfig) -> KVShares:
@@ -59,10 +68,3 @@ def _shares(tenants: TenantsConfig) -> KVShares:
             if limits.kv_share is not None and limits.name != ANY_TENANT
         }
     )
-
-
-async def serve_worker(worker: AnyWorker, host: str, security: PeerSecurity) -> tuple[GrpcServer, int]:
-    """Listen on a free port of `host` for those whom `security` admits; returns the server and the port."""
-    if isinstance(worker, PrefillWorker):
-        return await prefill_worker.service.serve(worker, host, security)
-    return await decode_worker.service.serve(worker, host, security)

@@ -33,10 +33,10 @@ class RoleOrder:
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """An order that was carried out. `ref`: the worker from now on, of a new epoch. `drain_s`: how long what
-    ran under the old role was waited for; `change_s`: from then until the new role was served.
+    """An order that was carried out. `ref`: the worker from now on, of a new epoch. `drain_s`: until all that
+    ran under the old role had ended; `start_s`: from then until the new role was served.
     """
 
     ref: WorkerRef
     drain_s: float
-    change_s: float
+    start_s: float

@@ -1,4 +1,4 @@
-"""TicketMetrics: the tickets of one decode worker, by state and by end.
+"""TicketMetrics: the tickets of one decode worker, by state and by end; DecodeSeries: all its metrics.
 
 Written on the step thread, scraped from any. No label that a client can invent.
 """
@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from core import telemetry
 from core.handoff import TERMINAL_STATES, TicketState
 from core.ids import Role
+from engine.metrics import EngineMetrics
+from kv_transfer.metrics import TransferMetrics
 
 
 class TicketMetrics:
@@ -33,3 +35,18 @@ class TicketMetrics:
     def observe_end(self, state: TicketState) -> None:
         """A ticket became terminal."""
         self._ended[state].inc()
+
+
+class DecodeSeries:
+    """What a process counts while it decodes, in one registry; counters go on when it does so again."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = EngineMetrics(self.registry, Role.DECODE, model)
+        self.transfer = TransferMetrics(self.registry)
+        self.tickets = TicketMetrics(self.registry)
+
+    def rest(self) -> None:
+        """Nothing runs in this role any more."""
+        self.engine.rest()
+        self.tickets.observe_states({})

@@ -15,10 +15,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 from core.clock import Clock, Deadline
-from core.errors import InvalidRequest, WorkerDraining, WorkerLost
+from core.errors import InvalidRequest, WorkerDraining, WorkerLost, WrongRole
 from core.handoff import HandoffTicket
 from core.ids import TicketId, WorkerRef
 from core.jobs import (
@@ -38,18 +38,16 @@ from core.worker_status import Announcement, BlockEvent, BlockEventKind
 from decode_worker.config import DecodeConfig
 from decode_worker.decode_loop import DecodeLoop
 from decode_worker.lender import Lender
-from decode_worker.metrics import TicketMetrics
+from decode_worker.metrics import DecodeSeries
 from decode_worker.step_tokens import StepTokens
 from decode_worker.stream import Delivery, Stream
 from decode_worker.streams import Streams
-from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step_thread import NewSteps, StepThread
 from kv_transfer.device_choice import shared_device
 from kv_transfer.feed import Feed
 from kv_transfer.group_acceptor import offer_groups
 from kv_transfer.ipc_acceptor import offer_device_memory
-from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.shm_acceptor import offer_shared_memory
@@ -63,7 +61,8 @@ class DecodeWorker:
 
     It is the `ReservationPort` of its own `receiver`, which the gRPC service or the loopback directory
     serves. `connect` makes the transport to a prefill worker that it lends blocks to (None: it lends none).
-    `start` comes first, `stop` last.
+    `start` comes first, `stop` last; `leave` before it lets the engine go to another role. `feed` and
+    `series` outlive the role, if given.
     """
 
     def __init__(
@@ -74,9 +73,12 @@ class DecodeWorker:
         clock: Clock,
         new_steps: NewSteps = StepThread,
         connect: Connect | None = None,
+        feed: Feed | None = None,
+        series: DecodeSeries | None = None,
     ) -> None:
+        series = series or DecodeSeries(config.model)
         self.ref = ref
-        self.registry = CollectorRegistry()
+        self.registry = series.registry
         self._runner = runner
         self._config = config
         self._clock = clock
@@ -84,24 +86,25 @@ class DecodeWorker:
         self._status_at = float("-inf")
         self._was_busy = False
         self._drained = asyncio.Event()
-        self._feed = Feed(ref.epoch)
+        self._is_leaving = self._has_left = False
+        self._ending: asyncio.Task[None] | None = None
+        self._feed = feed or Feed(ref.epoch)
         self._streams = Streams(config, clock, self._cancel_stream)
-        transfers = self._transfers = TransferMetrics(self.registry)
-        self.receiver = Receiver(self, ref, runner.layout, transfers, clock)
+        self._transfers = series.transfer
+        self.receiver = Receiver(self, ref, runner.layout, series.transfer, clock)
         self._lender: Lender | None = None
         if connect is not None:
-            sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.lending)
+            sender = Sender(runner.cache.pool, ref, connect, clock, series.transfer, config.lending)
             self._lender = Lender(sender, ref, runner.layout, clock, self)
-        metrics = EngineMetrics(self.registry, ref.role, config.model)
-        metrics.observe_weights(runner.weight_bytes)
+        series.engine.observe_weights(runner.weight_bytes)
         self._loop = DecodeLoop(
             runner,
             config,
             ref,
             clock,
             self._deliver,
-            metrics,
-            TicketMetrics(self.registry),
+            series.engine,
+            series.tickets,
         )
         self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick, pause_s=runner.pause_s)
 
@@ -144,20 +147,36 @@ class DecodeWorker:
         error = WorkerDraining("the worker drains and its time is up", worker_id=self.ref.worker_id)
         await self._thread.call(partial(self._loop.end_all, error))
 
-    async def stop(self) -> None:
-        """End everything; whoever still listens gets WorkerDraining. Safe to call twice."""
+    async def leave(self, timeout_s: float) -> bool:
+        """`drain`, and then stop stepping: whether nothing holds a block of the pool any more. Safe to call
+        twice.
+        """
+        if self._has_left:
+            return True
+        self._is_leaving = True
+        is_empty = not self._thread.is_alive
         if self._thread.is_alive:
             # a step that hangs must not keep the process from ending
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_S):
-                    await self.drain(0.0)
-        if self._lender is not None:
-            await self._lender.close()
-        await self.receiver.close()
+                async with asyncio.timeout(timeout_s + _STOP_S):
+                    await self.drain(timeout_s)
+                    if self._lender is not None:
+                        self._ending = asyncio.create_task(self._lender.close())
+                    await self._drained.wait()
+                    is_empty = True
+        self._has_left = True
         await asyncio.to_thread(self._thread.stop)
         self._streams.end_all(WorkerDraining("the worker has stopped", worker_id=self.ref.worker_id))
         self._runner.cache.allocator.on_events = None
         self._feed.close()
+        return is_empty
+
+    async def stop(self) -> None:
+        """End everything; whoever still listens gets WorkerDraining. Safe to call twice."""
+        await self.leave(0.0)
+        if self._lender is not None:
+            await self._lender.close()
+        await self.receiver.close()
 
     def is_healthy(self) -> bool:
         """The step thread lives, and if there is work it gets on with it."""
@@ -188,8 +207,8 @@ class DecodeWorker:
             self._streams.close(stream)
 
     async def prefill(self, job: PrefillJob) -> PrefillResult:
-        """Raises InvalidRequest: this worker's role is to decode."""
-        raise InvalidRequest("this worker generates, it does not prefill for others", param="worker")
+        """Raises WrongRole: this worker's role is to decode."""
+        raise WrongRole("this worker generates, it does not prefill", worker_id=self.ref.worker_id)
 
     async def lend(self, job: LendJob) -> LendResult:
         """Send to a prefill worker what is cached here of a prompt; cancelling the call ends the transfer.
@@ -198,6 +217,8 @@ class DecodeWorker:
         """
         if self._lender is None:
             raise InvalidRequest("this worker has no way to prefill workers", param="worker")
+        if self._is_leaving:
+            raise WorkerDraining("this worker lends no more", worker_id=self.ref.worker_id)
         return await self._lender.lend(job)
 
     async def cancel(self, job: CancelJob) -> None:

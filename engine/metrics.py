@@ -117,6 +117,19 @@ class EngineMetrics:
         self._weights["shared"].set(weights.shared)
         self._weights["device"].set(weights.device)
 
+    def rest(self) -> None:
+        """The worker has left this role: nothing of its load is here until it comes back. Counters stay."""
+        for load in (
+            self._running,
+            self._waiting,
+            self._waiting_tokens,
+            self._utilization,
+            *self._blocks.values(),
+            *self._weights.values(),
+        ):
+            load.set(0)
+        self._slots_since = None
+
     def observe_leak(self, difference: int) -> None:
         """The allocator's `leak_difference` over all tables; anything but 0 is a bug."""
         self._leak.set(difference)

@@ -1,4 +1,4 @@
-"""TicketMetrics: the tickets of one prefill worker, by state and by end.
+"""TicketMetrics: the tickets of one prefill worker, by state and by end; PrefillSeries: all its metrics.
 
 Written on the step thread, scraped from any. No label that a client can invent.
 """
@@ -12,6 +12,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from core import telemetry
 from core.handoff import TicketState
 from core.ids import Role
+from engine.metrics import EngineMetrics
+from kv_transfer.metrics import TransferMetrics
 from prefill_worker.outbox import ENDED_STATES
 
 
@@ -36,3 +38,24 @@ class TicketMetrics:
             total = num_ended.get(state, 0)
             counter.inc(total - self._num_ended[state])
             self._num_ended[state] = total
+
+    def rest(self) -> None:
+        """The outbox is gone; the next one counts from 0."""
+        self._num_ended = dict.fromkeys(ENDED_STATES, 0)
+        for series in self._states.values():
+            series.set(0)
+
+
+class PrefillSeries:
+    """What a process counts while it prefills, in one registry; counters go on when it does so again."""
+
+    def __init__(self, model: str) -> None:
+        self.registry = CollectorRegistry()
+        self.engine = EngineMetrics(self.registry, Role.PREFILL, model)
+        self.transfer = TransferMetrics(self.registry)
+        self.tickets = TicketMetrics(self.registry)
+
+    def rest(self) -> None:
+        """Nothing runs in this role any more."""
+        self.engine.rest()
+        self.tickets.rest()

@@ -7,16 +7,17 @@ happened there comes back through the mailbox. Its public methods run on the IO 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import replace
 from functools import partial
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 from core.clock import Clock
-from core.errors import Cancelled, DeadlineExceeded, InvalidRequest, ServingError, WorkerDraining, WorkerLost
+from core.errors import Cancelled, DeadlineExceeded, ServingError, WorkerDraining, WorkerLost, WrongRole
 from core.ids import WorkerRef
 from core.jobs import (
     BlockPage,
@@ -32,12 +33,10 @@ from core.jobs import (
 )
 from core.peer_security import PeerSecurity
 from core.worker_status import Announcement, BlockEvent, BlockEventKind
-from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.group_acceptor import offer_groups
-from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.shm_acceptor import offer_shared_memory
@@ -48,17 +47,20 @@ from prefill_worker.calls import Calls
 from prefill_worker.config import PrefillConfig
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.mailbox import Mailbox
-from prefill_worker.metrics import TicketMetrics
+from prefill_worker.metrics import PrefillSeries
 from prefill_worker.prompt import new_prompt
 
 _LATE_PREFILL_S = 60.0
+_LEAVE_S = 5.0
 
 
 class PrefillWorker:
     """Reads prompts, samples first tokens, hands the KV over. All errors are ServingErrors.
 
     What decode workers lend comes through its `receiver`, which the gRPC service or the loopback directory
-    serves. `connect` makes the transport to a decode worker. `start` comes first, `stop` last.
+    serves.
+    `connect` makes the transport to a decode worker. `start` comes first, `stop` last; `leave` before it lets
+    the engine go to another role while peers are still told. `feed` and `series` outlive the role, if given.
     """
 
     def __init__(
@@ -69,20 +71,25 @@ class PrefillWorker:
         clock: Clock,
         connect: Connect,
         new_steps: NewSteps = StepThread,
+        feed: Feed | None = None,
+        series: PrefillSeries | None = None,
     ) -> None:
+        series = series or PrefillSeries(config.model)
         self.ref = ref
-        self.registry = CollectorRegistry()
+        self.registry = series.registry
         self._runner = runner
         self._config = config
         self._clock = clock
         self._is_draining = False
         self._status_at = float("-inf")
         self._was_busy = False
-        self._feed = Feed(ref.epoch)
-        self._metrics = EngineMetrics(self.registry, ref.role, config.model)
+        self._has_left = False
+        self._emptied = asyncio.Event()
+        self._feed = feed or Feed(ref.epoch)
+        self._metrics = series.engine
         self._metrics.observe_weights(runner.weight_bytes)
-        transfers = self._transfers = TransferMetrics(self.registry)
-        self._sender = Sender(runner.cache.pool, ref, connect, clock, transfers, config.bridge)
+        self._transfers = series.transfer
+        self._sender = Sender(runner.cache.pool, ref, connect, clock, series.transfer, config.bridge)
         self._calls = Calls(
             self._sender,
             on_granted=lambda ticket_id: self._thread.post(partial(self._loop.granted, ticket_id)),
@@ -98,17 +105,17 @@ class PrefillWorker:
             clock,
             self._mailbox,
             self._metrics,
-            TicketMetrics(self.registry),
+            series.tickets,
         )
         self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick)
         self._borrower = Borrower(ref.worker_id, self._loop.borrowed, self._thread.call, clock)
-        self.receiver = Receiver(self._borrower, ref, runner.layout, transfers, clock)
+        self.receiver = Receiver(self._borrower, ref, runner.layout, series.transfer, clock)
 
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
         """Begin to serve, on the running loop."""
-        io_loop = asyncio.get_running_loop()
+        io_loop = self._io_loop = asyncio.get_running_loop()
         allocator = self._runner.cache.allocator
         # blocks that an earlier role of this process left behind
         self._feed.append(
@@ -148,16 +155,35 @@ class PrefillWorker:
                 self._abandon(call, WorkerDraining("the worker drains and its time is up"))
             await self._calls.wait_idle(2 * self._config.bridge.abort_s)
 
+    async def leave(self, timeout_s: float) -> bool:
+        """`drain`, and then stop stepping: whether nothing holds a block of the pool any more. Does not wait
+        for peers that are to be told of what ends. Safe to call twice.
+        """
+        if self._has_left:
+            return True
+        self._is_draining = self._borrower.is_draining = True
+        if self._thread.is_alive:
+            await self._thread.call(self._announce_draining)
+            if not await self._calls.wait_idle(timeout_s):
+                for call in self._calls:
+                    self._abandon(call, WorkerDraining("the worker takes another role"))
+            await self._thread.call(partial(self._loop.borrowed.abort_all, self._clock.now()))
+            # a step that hangs must not keep the process from ending
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LEAVE_S):
+                    await self._emptied.wait()
+        self._has_left = True
+        await asyncio.to_thread(self._thread.stop)
+        self._runner.cache.allocator.on_events = None
+        self._feed.close()
+        return self._emptied.is_set()
+
     async def stop(self) -> None:
         """End everything; whoever still waits gets WorkerDraining. Safe to call twice."""
-        if self._thread.is_alive:
-            await self.drain(0.0)
-            await self._thread.call(partial(self._loop.borrowed.abort_all, self._clock.now()))
+        await self.leave(0.0)
+        await self._calls.wait_idle(2 * self._config.bridge.abort_s)
         await self._sender.close()
         await self.receiver.close()
-        await asyncio.to_thread(self._thread.stop)
-        self._feed.close()
-        self._runner.cache.allocator.on_events = None
 
     def is_healthy(self) -> bool:
         """The step thread lives, and if there is work it gets on with it."""
@@ -204,12 +230,12 @@ class PrefillWorker:
         return result
 
     def generate(self, job: GenerateJob) -> AsyncIterator[GenerateEvent]:
-        """Raises InvalidRequest: this worker's role is to prefill."""
-        raise InvalidRequest("this worker prefills, it does not generate", param="worker")
+        """Raises WrongRole: this worker's role is to prefill."""
+        raise WrongRole("this worker prefills, it does not generate", worker_id=self.ref.worker_id)
 
     async def lend(self, job: LendJob) -> LendResult:
-        """Raises InvalidRequest: this worker's role is to prefill."""
-        raise InvalidRequest("this worker prefills, it lends nothing", param="worker")
+        """Raises WrongRole: this worker's role is to prefill."""
+        raise WrongRole("this worker prefills, it lends nothing", worker_id=self.ref.worker_id)
 
     async def cancel(self, job: CancelJob) -> None:
         """Stop what is done for the ticket, or without one for the whole request; abort and free."""
@@ -260,6 +286,8 @@ class PrefillWorker:
     def _tick(self) -> None:
         """On the step thread, between steps."""
         self._loop.tick()
+        if self._loop.is_draining and not self._loop.has_work and not self._emptied.is_set():
+            self._io_loop.call_soon_threadsafe(self._emptied.set)
         if self._clock.now() < self._status_at + self._config.status_period_s:
             return
         self._publish_status()

@@ -398,6 +398,26 @@ class SnapshotReply(_message.Message):
     tiers: bytes
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., first_part: _Optional[int] = ..., end_part: _Optional[int] = ..., changed: _Optional[_Iterable[int]] = ..., hashes: _Optional[bytes] = ..., tiers: _Optional[bytes] = ...) -> None: ...
 
+class RoleRequest(_message.Message):
+    __slots__ = ("receiver_epoch", "role", "cause")
+    RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    CAUSE_FIELD_NUMBER: _ClassVar[int]
+    receiver_epoch: int
+    role: str
+    cause: str
+    def __init__(self, receiver_epoch: _Optional[int] = ..., role: _Optional[str] = ..., cause: _Optional[str] = ...) -> None: ...
+
+class RoleReply(_message.Message):
+    __slots__ = ("ref", "drain_s", "start_s")
+    REF_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    START_S_FIELD_NUMBER: _ClassVar[int]
+    ref: WorkerRef
+    drain_s: float
+    start_s: float
+    def __init__(self, ref: _Optional[_Union[WorkerRef, _Mapping]] = ..., drain_s: _Optional[float] = ..., start_s: _Optional[float] = ...) -> None: ...
+
 class MetricsRequest(_message.Message):
     __slots__ = ("receiver_epoch",)
     RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]

@@ -353,3 +353,78 @@ class Worker:
             timeout,
             metadata,
             _registered_method=True)
+
+
+class RolesStub:
+    """Of workers that can run both phases, one at a time.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Change = channel.unary_unary(
+                '/baton.inference.Roles/Change',
+                request_serializer=protos_dot_inference__pb2.RoleRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.RoleReply.FromString,
+                _registered_method=True)
+
+
+class RolesServicer:
+    """Of workers that can run both phases, one at a time.
+    """
+
+    def Change(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_RolesServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Change': grpc.unary_unary_rpc_method_handler(
+                    servicer.Change,
+                    request_deserializer=protos_dot_inference__pb2.RoleRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.RoleReply.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'baton.inference.Roles', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('baton.inference.Roles', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Roles:
+    """Of workers that can run both phases, one at a time.
+    """
+
+    @staticmethod
+    def Change(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.inference.Roles/Change',
+            protos_dot_inference__pb2.RoleRequest.SerializeToString,
+            protos_dot_inference__pb2.RoleReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
@@ -30,10 +30,17 @@ from core.jobs import (
     WatchEvent,
 )
 from core.peer_security import TOKEN_METADATA_KEY, ClusterToken, PeerSecurity
+from core.role_change import RoleChange, RoleOrder
 from protos import codec
 from protos import inference_pb2 as pb
 from protos.grpc_options import SERVER_OPTIONS
-from protos.inference_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from protos.inference_pb2_grpc import (
+    RolesServicer,
+    WorkerServicer,
+    add_RolesServicer_to_server,
+    add_WorkerServicer_to_server,
+)
+from protos.role_codec import role_order, role_reply
 
 E = TypeVar("E")
 M = TypeVar("M")
@@ -70,6 +77,20 @@ class ServedWorker(Protocol):
     async def snapshot(self, job: SnapshotJob) -> BlockPage: ...
 
     async def metrics(self) -> bytes: ...
+
+
+class RoleChanger(Protocol):
+    """A worker that can run both phases."""
+
+    @property
+    def ref(self) -> WorkerRef: ...
+
+    async def change_role(self, order: RoleOrder) -> RoleChange: ...
+
+
+def add_role_service(server: grpc.aio.Server, worker: RoleChanger) -> None:
+    """Let `worker` be told to change its role, by whoever may call it at all."""
+    add_RolesServicer_to_server(RoleService(worker), server)  # type: ignore[no-untyped-call]
 
 
 async def serve_worker(
@@ -194,19 +215,37 @@ class WorkerService(WorkerServicer):
         except ServingError as error:
             await _abort(context, error)
 
-    @contextmanager
-    def _checked(self, receiver_epoch: int) -> Iterator[None]:
-        """Refuse a message for another incarnation; let out nothing but ServingErrors."""
+    def _checked(self, receiver_epoch: int) -> AbstractContextManager[None]:
+        return _checked(self._worker.ref, receiver_epoch)
+
+
+class RoleService(RolesServicer):
+    """The one method of `Roles`."""
+
+    def __init__(self, worker: RoleChanger) -> None:
+        self._worker = worker
+
+    async def Change(self, request: pb.RoleRequest, context: Context) -> pb.RoleReply:  # noqa: N802
         own = self._worker.ref
-        if receiver_epoch != own.epoch:
-            raise StaleEpoch("the message was meant for another incarnation", worker_id=own.worker_id)
         try:
-            yield
-        except ServingError:
-            raise
-        except Exception as error:
-            _log.exception("a call failed")
-            raise ServingError(f"the worker failed ({type(error).__name__})") from error
+            with _checked(own, request.receiver_epoch):
+                return role_reply(await self._worker.change_role(role_order(request, own)))
+        except ServingError as error:
+            await _abort(context, error)
+
+
+@contextmanager
+def _checked(own: WorkerRef, receiver_epoch: int) -> Iterator[None]:
+    """Refuse a message for another incarnation; let out nothing but ServingErrors."""
+    if receiver_epoch != own.epoch:
+        raise StaleEpoch("the message was meant for another incarnation", worker_id=own.worker_id)
+    try:
+        yield
+    except ServingError:
+        raise
+    except Exception as error:
+        _log.exception("a call failed")
+        raise ServingError(f"the worker failed ({type(error).__name__})") from error
 
 
 async def _encoded(events: AsyncIterator[E], encode: Callable[[E], M]) -> AsyncIterator[M]:

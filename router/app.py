@@ -40,6 +40,8 @@ from router.limits import LimitOwner, SoleOwner
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
 from router.recent_calls import RecentCalls
+from router.role_route import RoleRoute
+from router.role_watch import RoleDesk, RoleWatch
 from router.schema import parse
 from router.served_model import ServedModel
 from router.status_page import StatusPage
@@ -56,6 +58,7 @@ def create_app(
     connect: Connect,
     *,
     limit_owner: LimitOwner | None = None,
+    roles: RoleDesk | None = None,
     num_routers: int = 1,
     asleep: Callable[[], Collection[Role]] = tuple,
     clock: Clock | None = None,
@@ -68,7 +71,7 @@ def create_app(
     Calling `app.state.close()` on the event loop ends open requests with a typed error: the service stops.
     `asleep`: roles without a worker that wake for the next request, so that the service is ready.
     `limit_owner` hands out the tenants' limits to the `num_routers` routers (None: this one has them all);
-    `clock`, `chance` and `sleep` are for tests.
+    `roles` decides who changes its role (None: nobody does). `clock`, `chance` and `sleep` are for tests.
     """
     clock = clock or MonotonicClock()
     metrics = RouterMetrics()
@@ -83,7 +86,8 @@ def create_app(
     captures = captures_of(config.capture, chance or random.Random())
     recent = RecentCalls()
     rooms = Rooms(config, model, admission, pipeline, metrics, tenants, accounts, recent, tracing, captures)
-    pages = _Pages(config, model, table, metrics, tenants, asleep)
+    role_watch = RoleWatch(table, roles, clock, sleep)
+    pages = _Pages(config, model, table, metrics, tenants, asleep, role_watch)
     status_page = StatusPage(config, model.name, table, metrics, tenants, recent, clock)
 
     def read_completion(body: Any, max_context: int) -> ApiCall:
@@ -98,6 +102,7 @@ def create_app(
         tasks = [
             asyncio.create_task(tenants.keep_keys(), name="keys"),
             asyncio.create_task(leases.keep(), name="leases"),
+            asyncio.create_task(role_watch.run(), name="roles"),
         ]
         try:
             yield
@@ -122,6 +127,7 @@ def create_app(
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/debug/route", DebugRoute(rooms, read_completion, read_chat).answer, methods=["POST"]),
+            Route("/admin/role", RoleRoute(table, roles, tenants).answer, methods=["POST"]),
             Route("/v1/models", pages.models),
             Route("/v1/models/{model_id:path}", pages.model),
             Route("/health", pages.health),
@@ -149,9 +155,11 @@ class _Pages:
         metrics: RouterMetrics,
         tenants: Tenants,
         asleep: Callable[[], Collection[Role]],
+        role_watch: RoleWatch,
     ) -> None:
         self._tenants = tenants
         self._asleep = asleep
+        self._role_watch = role_watch
         self._model = model
         self._table = table
         self._metrics = metrics
@@ -173,12 +181,13 @@ class _Pages:
         return _json({"status": "ok"})
 
     async def ready(self, request: HTTPRequest) -> Response:
-        """Whether requests can be answered. A decode worker can do all by itself; what is missing is
-        named. A pool that sleeps is woken by the next request, which waits for it.
+        """Whether requests can be answered. A decode worker can do all by itself, and if none is left a
+        prefill worker becomes one within a second; what is missing is named. A pool that sleeps is woken by
+        the next request, which waits for it.
         """
         counts = {role: len(self._table.usable(role)) for role in Role}
         asleep = [role.value for role in self._asleep() if counts[role] == 0]
-        has_decode = counts[Role.DECODE] > 0
+        has_decode = counts[Role.DECODE] > 0 or self._role_watch.is_filling
         is_ready = has_decode or Role.DECODE.value in asleep
         status = "ready" if has_decode else "scaled to zero" if is_ready else "not ready"
         body = {

@@ -23,6 +23,7 @@ from core.errors import (
     StepFailed,
     WorkerDraining,
     WorkerLost,
+    WrongRole,
 )
 from core.ids import Epoch, WorkerId, WorkerRef
 from router.config import RouterConfig
@@ -62,7 +63,7 @@ class Setbacks:
         """
         blamed = _blamed(error, callee, target)
         match error:
-            case ReservationRefused() | Overloaded() | WorkerDraining():
+            case ReservationRefused() | Overloaded() | WorkerDraining() | WrongRole():
                 self._refused(error, blamed)
             case ContextTooLong():
                 # this worker's pool is too small; another one's may do
@@ -120,7 +121,7 @@ class Setbacks:
             errors = [self._too_long[_name(ref)] for ref in refs]
             return max(errors, key=lambda error: error.details.get("max_context") or 0)
         match self.last_error if refs else None:
-            case None | WorkerDraining() | ContextTooLong():
+            case None | WorkerDraining() | WrongRole() | ContextTooLong():
                 return NoWorkerAvailable("no worker can answer at present", retry_after_s=5)
             case ReservationRefused():
                 return Overloaded("no worker has room for the request at present", retry_after_s=1)

@@ -29,10 +29,12 @@ from core.jobs import (
     WatchEvent,
 )
 from core.peer_security import PeerSecurity
+from core.role_change import RoleChange, RoleOrder
 from protos import codec
 from protos import inference_pb2 as pb
 from protos.grpc_options import channel_options
-from protos.inference_pb2_grpc import WorkerStub
+from protos.inference_pb2_grpc import RolesStub, WorkerStub
+from protos.role_codec import role_change, role_request
 
 M = TypeVar("M")
 T = TypeVar("T")
@@ -41,6 +43,7 @@ T = TypeVar("T")
 _GRACE_S = 1.0
 _METRICS_TIMEOUT_S = 5.0
 _SNAPSHOT_TIMEOUT_S = 5.0
+_CHANGE_TIMEOUT_S = 60.0
 _NOTHING_TO_SHOW = PeerSecurity()
 
 
@@ -113,6 +116,13 @@ class GrpcWorker:
             reply = await self._stub.Metrics(message, timeout=_METRICS_TIMEOUT_S, metadata=self._metadata)
         exposition: bytes = reply.exposition
         return exposition
+
+    async def change_role(self, order: RoleOrder) -> RoleChange:
+        """Have it take the role that is ordered, and wait until it serves that."""
+        stub = RolesStub(self._channel)  # type: ignore[no-untyped-call]
+        with self._translated():
+            reply = await stub.Change(role_request(order), timeout=_CHANGE_TIMEOUT_S, metadata=self._metadata)
+        return self._read(role_change, reply)
 
     async def close(self) -> None:
         self._is_closed = True

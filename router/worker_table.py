@@ -92,6 +92,10 @@ class WorkerTable:
         """Workers of `role` that live and take work."""
         return [entry for entry in self._entries.values() if entry.ref.role is role and entry.is_usable]
 
+    async def refresh(self) -> None:
+        """Look for workers now."""
+        await self._poll()
+
     async def wait_for_change(self, timeout_s: float) -> None:
         """Until a worker comes, goes or changes its state, or the time is over."""
         changed = asyncio.create_task(self._changed.wait())
@@ -138,17 +142,22 @@ class WorkerTable:
             if known.ref == announcement.ref:
                 known.announcement = announcement
                 return
-            self._drop(known)
+            self._drop(known, is_process_left=known.announcement.block_epoch == announcement.block_epoch)
         entry = WorkerEntry(announcement, self._connect(announcement.ref), self._clock.now())
         self._entries[entry.ref.worker_id] = entry
         entry.task = asyncio.create_task(self._watch(entry), name=f"watch {entry.ref.worker_id}")
 
-    def _drop(self, entry: WorkerEntry) -> None:
-        """Forget an incarnation: fail what hangs on it, end its Watch, close its connection."""
+    def _drop(self, entry: WorkerEntry, is_process_left: bool = False) -> None:
+        """Forget an incarnation: fail what hangs on it, end its Watch, close its connection. If its process
+        goes on in another role, so does what it holds.
+        """
         del self._entries[entry.ref.worker_id]
         self._departed[entry.ref.role] = entry.announcement
         self.repairs.end(entry.ref.worker_id)
-        self.index.forget(entry.ref.worker_id)
+        if is_process_left:
+            self.index.cut(entry.ref.worker_id)
+        else:
+            self.index.forget(entry.ref.worker_id)
         self._set_state(entry, WorkerState.DEAD)
         if entry.task is not None:
             entry.task.cancel()
@@ -184,7 +193,7 @@ class WorkerTable:
         has_spoken = False
         worker_id = entry.ref.worker_id
         # a set of hashes is no larger than the pool, but a stale view may hold two
-        self.index.join(worker_id, entry.ref.epoch, 2 * entry.announcement.num_blocks)
+        self.index.join(worker_id, entry.announcement.block_epoch, 2 * entry.announcement.num_blocks)
         events = entry.worker.watch()
         try:
             async for event in events:

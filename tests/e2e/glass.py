@@ -20,6 +20,7 @@ from cluster.config import config_from_settings
 from cluster.worker_host import WorkerHost
 from core.ids import Role, WorkerId
 from core.peer_security import PeerSecurity
+from core.role_change import RoleOrder
 from core.worker_status import Announcement
 from decode_worker.worker import DecodeWorker
 from prefill_worker.worker import PrefillWorker
@@ -45,8 +46,13 @@ class Moment(StrEnum):
 class _Herald:
     """Nobody has to be told: the router asks the system itself."""
 
-    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
+    async def keep_announcing(
+        self, announcement: Callable[[], Announcement], follow: Callable[[RoleOrder], None]
+    ) -> None:
         await asyncio.Event().wait()
+
+    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+        return None
 
     async def withdraw(self, announcement: Announcement) -> None:
         del announcement
@@ -90,7 +96,7 @@ class GlassSystem:
 
     @property
     def workers(self) -> list[PrefillWorker | DecodeWorker]:
-        return [host._worker for host in self._hosts]
+        return [host._worker.current for host in self._hosts]
 
     def moment(self, seed: int) -> Moment | None:
         """Where the request with that seed is; None if no worker has it: it has not come that far, or is

@@ -19,15 +19,21 @@ from cluster.config import config_from_settings
 from cluster.security import peer_security
 from cluster.worker_host import WorkerHost
 from core.ids import Role, WorkerId
+from core.role_change import RoleOrder
 from core.worker_status import Announcement
 
 
 class PrintingHerald:
     """Announces on standard output, once."""
 
-    async def keep_announcing(self, announcement: Callable[[], Announcement]) -> None:
+    async def keep_announcing(
+        self, announcement: Callable[[], Announcement], follow: Callable[[RoleOrder], None]
+    ) -> None:
         print(base64.b64encode(pickle.dumps(announcement())).decode(), flush=True)
         await asyncio.Event().wait()
+
+    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+        return None
 
     async def withdraw(self, announcement: Announcement) -> None:
         del announcement

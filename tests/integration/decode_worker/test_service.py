@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from core.block_hash import NUM_PARTS
-from core.errors import ContextTooLong, InvalidRequest, ServingError, StaleEpoch
+from core.errors import ContextTooLong, ServingError, StaleEpoch, WrongRole
 from core.ids import Epoch, new_ticket_id
 from core.jobs import CancelJob, PrefillJob, SampleStart, SnapshotJob
 from core.peer_security import PeerSecurity
@@ -105,7 +105,7 @@ async def test_prefill_is_not_this_workers_role(make_site: MakeSite, open_client
     job = PrefillJob(site.request(prompt_ids(5)), (SampleStart(0),), new_ticket_id(), None, 0, 5.0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await client.stub.Prefill(codec.prefill_request(job, client.epoch))
-    assert isinstance(typed(caught.value), InvalidRequest)
+    assert isinstance(typed(caught.value), WrongRole)
 
 
 @pytest.mark.parametrize("how", ["cancel the call", "close the channel"])

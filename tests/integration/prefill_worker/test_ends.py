@@ -9,12 +9,12 @@ import pytest
 from core.errors import (
     ContextTooLong,
     DeadlineExceeded,
-    InvalidRequest,
     Overloaded,
     ServingError,
     StepFailed,
     TransferTimeout,
     WorkerDraining,
+    WrongRole,
 )
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.jobs import GenerateJob, PrefillResult, SampleStart
@@ -205,5 +205,5 @@ async def test_what_a_drain_cannot_finish_in_time_is_given_back(make_site: MakeS
 async def test_a_prefill_worker_does_not_generate(make_site: MakeSite) -> None:
     site = await make_site()
     job = GenerateJob(site.job(prompt_ids(20)).request, (SampleStart(0),), None, attempt=0, time_left_s=1.0)
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(WrongRole):
         site.worker.generate(job)

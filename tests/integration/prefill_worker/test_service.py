@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from core.block_hash import NUM_PARTS
-from core.errors import ContextTooLong, InvalidRequest, ReservationRefused, ServingError, StaleEpoch
+from core.errors import ContextTooLong, ReservationRefused, ServingError, StaleEpoch, WrongRole
 from core.ids import Epoch
 from core.jobs import BlockPage, CancelJob, GenerateJob, SampleStart, SnapshotJob
 from core.peer_security import PeerSecurity
@@ -88,7 +88,7 @@ async def test_generate_is_refused_by_role(site: Site, stub: WorkerStub) -> None
     job = GenerateJob(site.job(prompt_ids(20)).request, (SampleStart(0),), None, attempt=0, time_left_s=1.0)
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await stub.Generate(codec.generate_request(job, site.worker.ref.epoch)).read()
-    assert isinstance(error_of(caught), InvalidRequest)
+    assert isinstance(error_of(caught), WrongRole)
 
 
 async def test_a_call_that_the_client_drops_stops_the_work(site: Site, stub: WorkerStub) -> None:
