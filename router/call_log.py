@@ -1,6 +1,6 @@
 """The log line of a call that ended; that of each placement is in `placement_log`.
 
-Owns their fields: ids, workers, tokens, milliseconds; never anything of what was said. They are written where
+Owns its fields: ids, tokens, milliseconds; never anything of what was said. Written where
 `logging.calls` is set. Used on the event loop.
 """
 

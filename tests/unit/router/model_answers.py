@@ -39,7 +39,9 @@ def error_message(response: Any, status: int, param: str | None, code: str = "in
     return message
 
 
-async def bare_call(api: Api, body: dict[str, Any]) -> tuple[asyncio.Task[None], asyncio.Event, list[Any]]:
+async def bare_call(
+    api: Api, body: dict[str, Any], name: str = "bare"
+) -> tuple[asyncio.Task[None], asyncio.Event, list[Any]]:
     """A call on the bare ASGI interface, whose client goes away when the event is set."""
     gone, sent = asyncio.Event(), []
     data = orjson.dumps({"model": "toy", "prompt": "the", **body})
@@ -58,7 +60,7 @@ async def bare_call(api: Api, body: dict[str, Any]) -> tuple[asyncio.Task[None],
         "type": "http",
         "method": "POST",
         "path": "/v1/completions",
-        "headers": [(b"content-type", b"application/json")],
+        "headers": [(b"content-type", b"application/json"), (b"x-request-id", name.encode())],
         "query_string": b"",
     }
     return asyncio.create_task(api.app(scope, receive, send)), gone, sent

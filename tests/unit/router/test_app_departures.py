@@ -33,6 +33,31 @@ async def test_a_client_that_goes_away_stops_all_its_work_at_once(stream: bool, 
         assert await api.metric("baton_router_requests", state="running") == 0
 
 
+async def test_a_client_that_goes_away_leaves_the_other_call_of_the_same_name_alone() -> None:
+    worker = ScriptedWorker(Role.DECODE, "d", pause_at=2)
+    name = {"X-Request-Id": "the-same"}
+    async with serving(worker) as api:
+        other = asyncio.create_task(
+            api.post("/v1/completions", name, prompt="the", max_tokens=5, seed=3, ignore_eos=True)
+        )
+        task, gone, _ = await bare_call(api, {"stream": True}, "the-same")
+        await settle()
+        assert worker.num_open_calls == 2
+        gone.set()
+        await task
+        await settle()
+        assert worker.num_open_calls == 1
+        (cancel,) = worker.cancels
+        worker.resume.set()
+        response = await other
+    assert response.status_code == 200
+    assert response.headers["x-request-id"] == "the-same"
+    assert response.json()["usage"]["completion_tokens"] == 5
+    ids = {job.request.request_id for job in worker.generates}
+    assert len(ids) == 2
+    assert cancel.request_id in ids - {f"{response.json()['id']}-0"}
+
+
 async def test_a_client_that_goes_away_while_waiting_for_its_turn_leaves_the_line() -> None:
     worker = ScriptedWorker(Role.DECODE, "d", pause_at=1)
     async with serving(worker, max_concurrency=1) as api:
