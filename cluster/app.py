@@ -38,7 +38,7 @@ def build_application(config: BatonConfig, token: ClusterToken | None) -> serve.
     ):
         replicas = worker_replicas(config.autoscaling, role, count)
         if replicas:
-            pool = _deployment(WorkerShell, role.value, replicas, cluster, _worker_actor(cluster))
+            pool = _deployment(WorkerShell, role.value, replicas, cluster, _worker_actor(cluster, role))
             pools.append(pool.bind(config, role, token))
     routers: int | dict[str, Any] = cluster.num_routers
     if config.autoscaling.is_enabled:
@@ -92,5 +92,7 @@ def _deployment(
     return deployment
 
 
-def _worker_actor(cluster: ClusterConfig) -> dict[str, Any]:
-    return {"num_cpus": cluster.worker_num_cpus, "num_gpus": cluster.worker_num_gpus}
+def _worker_actor(cluster: ClusterConfig, role: Role) -> dict[str, Any]:
+    resource = cluster.prefill_resource if role is Role.PREFILL else cluster.decode_resource
+    own = {} if resource is None else {"resources": {resource: 1.0}}
+    return {"num_cpus": cluster.worker_num_cpus, "num_gpus": cluster.worker_num_gpus, **own}

@@ -18,8 +18,10 @@ from rich.markup import escape
 
 from cluster.decisions_command import decisions
 from cluster.drain_command import drain
+from cluster.config_command import config
 from cluster.keys_command import keys
 from cluster.loadtest_command import loadtest
+from cluster.model_command import fetch
 from cluster.plan_command import plan
 from cluster.role_command import role
 from cluster.status_command import status
@@ -27,6 +29,9 @@ from core.errors import InvalidConfig, ServingError
 
 _EXIT_FAILED = 1
 _EXIT_BAD_CONFIG = 2
+
+# settings are written --section.key=value
+_WITH_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
     name="baton",
@@ -40,6 +45,8 @@ app.add_typer(decisions, name="decisions")
 app.command()(drain)
 app.command()(role)
 app.command()(plan)
+app.command()(fetch)
+app.command(context_settings=_WITH_SETTINGS)(config)
 app.command()(loadtest)
 app.command()(status)
 
@@ -55,6 +62,9 @@ def serve(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.")] = None,
+    address: Annotated[
+        str | None, typer.Option(help="A running Ray cluster to deploy onto: auto, or host:port.")
+    ] = None,
     model: Annotated[
         str | None, typer.Option(help="The bundled model's name, a folder, or owner/name.")
     ] = None,
@@ -74,6 +84,7 @@ def serve(
     cluster = {
         "host": host,
         "port": port,
+        "ray_address": address,
         "num_prefill_workers": num_prefill,
         "num_decode_workers": num_decode,
     }

@@ -33,7 +33,9 @@ class ClusterConfig:
 
     `ray_address` "local" starts a Ray cluster on this machine for as long as the service runs; anything else
     joins the cluster there. `port` 0 takes a free one. A worker replica asks Ray for `worker_num_cpus` and
-    `worker_num_gpus` (0: placement is free). `start_timeout_s` bounds a start, `drain_timeout_s` how long
+    `worker_num_gpus` (0: placement is free), and for one of `prefill_resource` or `decode_resource` where that
+    is set: a custom resource of which a node offers as many as workers shall run there. `start_timeout_s`
+    bounds a start, `drain_timeout_s` how long
     running streams may go on when the service stops. `health_period_s`: how often Serve looks whether a
     replica lives, so about how long until it replaces a dead one. `roles`: when workers change their role.
     """
@@ -46,6 +48,8 @@ class ClusterConfig:
     num_decode_workers: int = 1
     worker_num_cpus: float = 0.0
     worker_num_gpus: float = 0.0
+    prefill_resource: str | None = None
+    decode_resource: str | None = None
     start_timeout_s: float = 300.0
     drain_timeout_s: float = 20.0
     health_period_s: float = 1.0
@@ -129,8 +133,14 @@ def load_config(
 
     Without `file`, `$BATON_CONFIG` names it. Raises InvalidConfig naming what is wrong and where.
     """
+    return config_from_settings(merge(load_settings(file, environment, flags), short_flags or {}))
+
+
+def load_settings(
+    file: Path | None, environment: Mapping[str, str], flags: Iterable[str] = ()
+) -> dict[str, Any]:
+    """What was given, without defaults, in the order of `load_config`."""
     named = file or (Path(environment[CONFIG_VARIABLE]) if environment.get(CONFIG_VARIABLE) else None)
     settings = settings_from_file(named) if named is not None else {}
     settings = merge(settings, settings_from_environment(environment))
-    settings = merge(settings, settings_from_flags(flags))
-    return config_from_settings(merge(settings, short_flags or {}))
+    return merge(settings, settings_from_flags(flags))

@@ -48,18 +48,22 @@ def application(arguments: Mapping[str, Any]) -> serve.Application:
 
 def declared(config: BatonConfig, name: str, app_name: str) -> dict[str, Any]:
     """Serve's configuration of the application that was handed over as `name`."""
-    policy = {
-        "settings": plain(config.autoscaling),
-        "gpus_per_worker": config.cluster.worker_num_gpus,
-        "router": ROUTER,
-    }
     return {
         "name": app_name,
         "route_prefix": "/",
         "import_path": "cluster.handed_over:application",
         "args": {"name": name},
-        "autoscaling_policy": {
-            "policy_function": "cluster.autoscaler.policy:ScalingPolicy",
-            "policy_kwargs": policy,
+        "autoscaling_policy": scaling_policy(config),
+    }
+
+
+def scaling_policy(config: BatonConfig) -> dict[str, Any]:
+    """The autoscaler, as Serve is told of it."""
+    return {
+        "policy_function": "cluster.autoscaler.policy:ScalingPolicy",
+        "policy_kwargs": {
+            "settings": plain(config.autoscaling),
+            "gpus_per_worker": config.cluster.worker_num_gpus,
+            "router": ROUTER,
         },
     }

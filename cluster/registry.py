@@ -88,9 +88,9 @@ class Registry:
         return self._table.membership()
 
 
-def start_registry(roles: RoleConfig | None = None) -> Any:
+def start_registry(roles: RoleConfig | None = None, is_detached: bool = False) -> Any:
     """Create the named actor, or find it. The caller's Ray job owns it: keep the handle for as long as it
-    shall live. `roles`: when workers change their role.
+    shall live, unless it `is_detached`, which outlives it. `roles`: when workers change their role.
     """
     options = ray.remote(Registry).options(
         name=NAME,
@@ -99,6 +99,7 @@ def start_registry(roles: RoleConfig | None = None) -> Any:
         num_cpus=0,
         max_restarts=-1,
         max_task_retries=0,
+        lifetime="detached" if is_detached else None,
     )
     return options.remote(roles)
 

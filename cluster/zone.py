@@ -11,6 +11,6 @@ from collections.abc import Mapping
 _LABELS = ("ray.io/availability-zone", "topology.kubernetes.io/zone", "zone")
 
 
-def zone_of(labels: Mapping[str, str]) -> str:
+def zone_of(labels: Mapping[str, object]) -> str:
     """The zone's name; empty where no label tells: then all such nodes count as one zone."""
-    return next((labels[name] for name in _LABELS if labels.get(name)), "")
+    return next((str(labels[name]) for name in _LABELS if labels.get(name)), "")
