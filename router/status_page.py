@@ -21,6 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from core.clock import Clock
+from core.pair_status import PairStatus
 from router.config import RouterConfig
 from router.metrics import RouterMetrics
 from router.recent_calls import RecentCalls
@@ -118,6 +119,7 @@ class StatusPage:
             "id": worker_id,
             "role": entry.ref.role.value,
             "home_role": told.home.value,
+            "epoch": f"{entry.ref.epoch:016x}",
             "state": "draining" if entry.is_draining else entry.state.value,
             "node": told.node,
             "heard_s": round(max(0.0, now - entry.heard_at), 1),
@@ -152,6 +154,20 @@ def _status(entry: WorkerEntry) -> dict[str, Any]:
         "kv_utilization": round(status.kv_utilization, 4),
         "prefill_tokens_per_s": round(status.prefill_tokens_per_s, 1),
         "step_ms": round(status.step_s * 1e3, 3),
+        "pairs": [_pair(pair) for pair in status.pairs],
+    }
+
+
+def _pair(pair: PairStatus) -> dict[str, Any]:
+    return {
+        "to": pair.worker_id,
+        "to_epoch": f"{pair.epoch:016x}",
+        "transport": pair.transport or None,
+        "gb_per_s": round(pair.bytes_per_s / 1e9, 3) if pair.bytes_per_s else None,
+        "bytes": dict(pair.num_bytes),
+        "fallbacks": dict(pair.fallbacks),
+        "is_warm": pair.is_warm,
+        "problem": pair.problem or None,
     }
 
 
