@@ -16,9 +16,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.config_command import config
 from cluster.decisions_command import decisions
 from cluster.drain_command import drain
-from cluster.config_command import config
 from cluster.keys_command import keys
 from cluster.loadtest_command import loadtest
 from cluster.model_command import fetch

@@ -1,4 +1,4 @@
-"""`baton config`: the settings that hold, as they are, as Serve's configuration file, or what `ray start` needs.
+"""`baton config`: the settings that hold, as they are, as Serve's file, or what `ray start` needs.
 
 Owns the three forms; nothing is started. Main thread.
 """
@@ -20,7 +20,7 @@ from core.errors import InvalidConfig
 
 _APP = "baton"
 # of a node on which nothing else runs; `baton serve` takes free ones
-_RUN_DIRECTORY = Path("/tmp/baton")  # noqa: S108 - short, as Unix sockets want it
+_RUN_DIRECTORY = Path("/tmp/baton")  # short, as Unix sockets want it
 _PORTS = (8404, 8405, 8406, 9406)
 _HIDDEN = "(hidden)"
 
@@ -84,7 +84,7 @@ def environment_lines() -> list[str]:
     from cluster.ray_environment import IngressPorts, auth_environment, serve_environment
 
     found = serve_environment(_RUN_DIRECTORY, IngressPorts(*_PORTS))
-    found |= auth_environment(is_own=False, environment=os.environ) or {}
+    found |= auth_environment(is_own=True, environment={})
     return [f"export {name}={shlex.quote(value)}" for name, value in sorted(found.items())]
 
 

@@ -42,8 +42,8 @@ def _token(config: BatonConfig) -> ClusterToken | None:
     is_given = security.token_file or os.environ.get(TOKEN_VARIABLE) or os.environ.get(TOKEN_FILE_VARIABLE)
     if security.is_token_required and not is_given:
         raise InvalidConfig(
-            f"an application that Serve builds from a file needs a token that stays: set {TOKEN_FILE_VARIABLE} "
-            f"or {TOKEN_VARIABLE} on the head, or security.token_file on each node",
+            "an application that Serve builds from a file needs a token that stays: set "
+            f"{TOKEN_FILE_VARIABLE} or {TOKEN_VARIABLE} on the head, or security.token_file on each node",
             key="security",
         )
     return start_token(security, os.environ)

@@ -1,4 +1,4 @@
-"""`baton fetch`: a model on this machine before it is needed, so that no replica's start waits for a download.
+"""`baton fetch`: a model on this machine before it is needed, so that no start waits for a download.
 
 Owns what is printed. Set-up commands of a cluster's nodes run it. Main thread.
 """
