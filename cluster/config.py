@@ -37,6 +37,8 @@ class ClusterConfig:
     that is set: a custom resource of which a node offers as many as workers shall run there.
     `start_timeout_s` bounds a start, `drain_timeout_s` how long running streams may go on when the service stops. `health_period_s`: how often Serve looks whether a
     replica lives, so about how long until it replaces a dead one. `roles`: when workers change their role.
+    `ray_dashboard_port`: where Ray's dashboard and job server listen on this machine, for a cluster of its
+    own; None leaves them out, they cost memory.
     """
 
     ray_address: str = "local"
@@ -52,6 +54,7 @@ class ClusterConfig:
     start_timeout_s: float = 300.0
     drain_timeout_s: float = 20.0
     health_period_s: float = 1.0
+    ray_dashboard_port: int | None = None
     roles: RoleConfig = field(default_factory=RoleConfig)
 
     @property
@@ -62,6 +65,8 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ValueError("port must be between 0 and 65535")
+        if self.ray_dashboard_port is not None and not 1 <= self.ray_dashboard_port <= 65535:
+            raise ValueError("ray_dashboard_port must be between 1 and 65535")
         if self.num_routers < 1:
             raise ValueError("num_routers must be at least 1")
         if self.num_prefill_workers < 0 or self.num_decode_workers < 0:

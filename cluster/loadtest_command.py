@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from cluster.loadtest.report import LoadReport
 from cluster.loadtest.settings import Api, ArrivalKind, LoadTestSettings, StreamEnd, WorkloadKind
 from core.config import from_mapping
 from core.errors import InvalidConfig
@@ -142,7 +144,13 @@ def loadtest(
     ] = Path("loadtest"),
     submit: Annotated[
         str | None,
-        typer.Option(help="Run it as a job of the Ray cluster at this address.", rich_help_panel=_OUT),
+        typer.Option(
+            help="Run it as a Ray job; the address of Ray's dashboard: http://127.0.0.1:8265",
+            rich_help_panel=_OUT,
+        ),
+    ] = None,
+    submit_python: Annotated[
+        str | None, typer.Option(help="The job's Python, where Baton is installed.", rich_help_panel=_OUT)
     ] = None,
 ) -> None:
     """Measure a server: TTFT, ITL and goodput under an SLO, at one rate or at the highest that keeps it.
@@ -205,32 +213,33 @@ def loadtest(
             "min_requests": search_requests,
         }
     settings = from_mapping(LoadTestSettings, tree)
-    raise typer.Exit(run(settings, out, submit, Console(highlight=False)))
+    job = None if submit is None else Job(submit, submit_python)
+    raise typer.Exit(run(settings, out, job, Console(highlight=False)))
 
 
-def run(settings: LoadTestSettings, out: Path, submit: str | None, console: Console) -> int:
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Where to submit: the cluster's address, and the interpreter there if it is not to be guessed."""
+
+    address: str
+    python: str | None = None
+
+
+def run(settings: LoadTestSettings, out: Path, job: Job | None, console: Console) -> int:
     """Run the test here or as a job, keep the report in `out`, and return the exit status."""
     from cluster.loadtest.client import NoAnswer
+    from cluster.loadtest.html_report import render_html
+    from cluster.loadtest.report import write_report
 
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidConfig(f"--out: {error}", key="out") from error
-    api_key = os.environ.get(KEY_VARIABLE)
     try:
-        if submit is not None:
-            raise InvalidConfig("submit: not yet", key="submit")
-        from cluster.loadtest.load_test import run_load_test
-        from cluster.loadtest.progress import ConsoleWatcher
-
-        with ConsoleWatcher(console) as watcher:
-            report = asyncio.run(run_load_test(settings, api_key, watcher))
+        report = _run_here(settings, console) if job is None else _run_as_job(settings, job, console)
     except NoAnswer as error:
         console.print(f"[red]no result:[/] {escape(str(error))}", soft_wrap=True)
         return EXIT_NO_RESULT
-    from cluster.loadtest.html_report import render_html
-    from cluster.loadtest.report import write_report
-
     write_report(report, out / "report.json")
     (out / "report.html").write_text(render_html(report), encoding="utf-8")
     colour = "green" if report.verdict.has_passed else "red"
@@ -239,6 +248,26 @@ def run(settings: LoadTestSettings, out: Path, submit: str | None, console: Cons
         console.print(f"[yellow]note:[/] {escape(warning)}", soft_wrap=True)
     console.print(f"[dim]{escape(str(out / 'report.html'))}, report.json[/]", soft_wrap=True)
     return 0 if report.verdict.has_passed else EXIT_FAILED
+
+
+def _run_here(settings: LoadTestSettings, console: Console) -> LoadReport:
+    from cluster.loadtest.load_test import run_load_test
+    from cluster.loadtest.progress import ConsoleWatcher
+
+    with ConsoleWatcher(console) as watcher:
+        return asyncio.run(run_load_test(settings, os.environ.get(KEY_VARIABLE), watcher))
+
+
+def _run_as_job(settings: LoadTestSettings, job: Job, console: Console) -> LoadReport:
+    from cluster.loadtest_submit import submit_load_test
+
+    key = os.environ.get(KEY_VARIABLE)
+    variables = {} if key is None else {KEY_VARIABLE: key}
+
+    def tell(line: str) -> None:
+        console.print(line, markup=False, soft_wrap=True)
+
+    return submit_load_test(settings, job.address, variables, job.python, tell)
 
 
 def _range(text: str, name: str) -> dict[str, int]:

@@ -52,6 +52,7 @@ class RayCluster:
         self._host = cluster.host
         self._port = port
         self._roles = cluster.roles
+        self._dashboard_port = cluster.ray_dashboard_port
         self._registry: Any = None
         # Ray's processes die with the thread that starts them, and break if a signal's exception comes in
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
@@ -77,7 +78,9 @@ class RayCluster:
         own: dict[str, Any] = {
             "num_cpus": _LOGICAL_CPUS,
             "object_store_memory": OBJECT_STORE_BYTES,
-            "include_dashboard": False,
+            "include_dashboard": self._dashboard_port is not None,
+            "dashboard_host": "127.0.0.1",
+            "dashboard_port": self._dashboard_port,
             "_temp_dir": str(self._run_dir / "r"),
         }
         logging.getLogger("ray._private.worker").addFilter(_is_no_news)

@@ -41,6 +41,17 @@ def auth_environment(is_own: bool, environment: Mapping[str, str]) -> dict[str, 
     return {_AUTH_MODE: "token"}
 
 
+def token_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """For a client of a cluster that others have started: shows the token if one is at hand and `environment`
+    does not say how.
+    """
+    if environment.get(_AUTH_MODE):
+        return {}
+    has_token = environment.get("RAY_AUTH_TOKEN") or environment.get("RAY_AUTH_TOKEN_PATH")
+    is_there = (Path.home() / ".ray" / "auth_token").exists()
+    return {_AUTH_MODE: "token"} if has_token or is_there else {}
+
+
 def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
     """Variables for a cluster that this process starts. `run_dir` is short: it becomes part of Unix socket
     paths.
