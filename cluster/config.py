@@ -35,8 +35,9 @@ class ClusterConfig:
     joins the cluster there. `port` 0 takes a free one. A worker replica asks Ray for `worker_num_cpus` and
     `worker_num_gpus` (0: placement is free), and for one of `prefill_resource` or `decode_resource` where
     that is set: a custom resource of which a node offers as many as workers shall run there.
-    `start_timeout_s` bounds a start, `drain_timeout_s` how long running streams may go on when the service stops. `health_period_s`: how often Serve looks whether a
-    replica lives, so about how long until it replaces a dead one. `roles`: when workers change their role.
+    `start_timeout_s` bounds a start, `drain_timeout_s` how long running streams may go on when the service
+    stops. `health_period_s`: how often Serve looks whether a replica lives, so about how long until it
+    replaces a dead one. `roles`: when workers change their role.
     `ray_dashboard_port`: where Ray's dashboard and job server listen on this machine, for a cluster of its
     own; None leaves them out, they cost memory.
     """
