@@ -136,14 +136,12 @@ class Admission:
         self, request: Request, tenant: Tenant, deadline: Deadline
     ) -> AbstractAsyncContextManager[None]:
         """A place among those that run. Raises DeadlineExceeded, or Overloaded if it had to give way."""
-        cost = request.num_prompt_tokens + request.num_samples * min(
-            request.sampling.max_tokens, _EXPECTED_OUTPUT_TOKENS
-        )
-        return self._line.place(tenant, request.priority, cost, deadline)
+        return self._line.place(tenant, request.priority, _expected_tokens(request), deadline)
 
     def check_room(self, requests: Sequence[Request], cost: CallCost, deadline: Deadline) -> None:
         """Raises Overloaded for a call that the line has no room for, or whose turn would come too late."""
-        self._line.check(len(requests), requests[0].priority, cost.call, deadline)
+        costs = [_expected_tokens(request) for request in requests]
+        self._line.check(costs, requests[0].priority, cost.call, deadline)
 
     def _capacity(self) -> int:
         """How many requests this router lets run at once: its part of what the decode workers have places
@@ -155,6 +153,12 @@ class Admission:
             return self._config.max_concurrency
         places += places // _READING_MEANWHILE
         return min(self._config.max_concurrency, math.ceil(places / max(1, self._leases.num_replicas)))
+
+
+def _expected_tokens(request: Request) -> int:
+    return request.num_prompt_tokens + request.num_samples * min(
+        request.sampling.max_tokens, _EXPECTED_OUTPUT_TOKENS
+    )
 
 
 def cost_of(requests: Sequence[Request]) -> CallCost:

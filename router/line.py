@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from core.clock import Clock, Deadline
 from core.errors import DeadlineExceeded, Overloaded
@@ -25,7 +26,14 @@ _LOOK_AGAIN_S = 0.25
 _SERVICE_STEP = 0.1
 _PLACE = "place"
 
-_Turn = asyncio.Future[None]
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One that waits to be called. `cost`: see `Line.place`."""
+
+    called: asyncio.Future[None]
+    cost: float
+    deadline: Deadline
 
 
 class Line:
@@ -49,6 +57,7 @@ class Line:
         self._queue: FairQueue[_Turn] = FairQueue(MAX_PRIORITY, aging_s)
         self._num_running = 0
         self._mean_service_s = 0.0
+        self._mean_cost = 0.0
         self._bookings: Bookings[str] = Bookings()
         self._last_due_at = 0.0
         self._ticker: asyncio.Task[None] | None = None
@@ -61,13 +70,13 @@ class Line:
             return 0.0
         return (self._queue.num_ahead(priority) + 1) * self._seconds_per_place()
 
-    def check(self, num: int, priority: int, call: int, deadline: Deadline) -> None:
-        """Raises Overloaded for `num` newcomers that have no room in the line, even if others of a lower
-        priority gave way, or whose turn would come too late. `call`: the same for the same call sent again.
+    def check(self, costs: Sequence[float], priority: int, call: int, deadline: Deadline) -> None:
+        """Raises Overloaded for newcomers of `costs` that have no room in the line, even if others of a lower
+        priority gave way, or that would not be served in time. `call`: the same for the same call sent again.
         """
-        now = self._clock.now()
+        now, num = self._clock.now(), len(costs)
         wait_s = self.predicted_wait_s(priority)
-        if wait_s > deadline.left_s(self._clock):
+        if wait_s > 0 and wait_s + self._service_s(max(costs)) > deadline.left_s(self._clock):
             message = f"the request would wait about {wait_s:.0f} s, longer than its deadline allows"
             raise self._refusal(message, num, call, now, reason="deadline")
         is_due = self._bookings.is_due(call, now)
@@ -81,8 +90,8 @@ class Line:
             if lowest is None:
                 raise self._refusal("too many requests are waiting", num, call, now, reason="queue_full")
             self._queue.remove(lowest)
-            if not lowest.item.done():
-                lowest.item.set_exception(
+            if not lowest.item.called.done():
+                lowest.item.called.set_exception(
                     self._refusal("a request of higher priority took the place", 1, 0, now, reason="shed")
                 )
             room += 1
@@ -102,14 +111,17 @@ class Line:
     async def place(
         self, tenant: Tenant, priority: int, cost: float, deadline: Deadline
     ) -> AsyncIterator[None]:
-        """A place among those that run. Raises DeadlineExceeded, or Overloaded if it had to give way."""
-        turn: _Turn = asyncio.get_running_loop().create_future()
+        """A place among those that run. Raises DeadlineExceeded, or Overloaded if it had to give way.
+
+        `cost` in any unit that is the same for all, here tokens.
+        """
+        turn = _Turn(asyncio.get_running_loop().create_future(), cost, deadline)
         now = self._clock.now()
         entry = self._queue.push(turn, tenant.tenant_id, tenant.limits.weight, cost, priority, now)
         self._call_next()
         try:
             async with asyncio.timeout(deadline.left_s(self._clock)):
-                await turn
+                await turn.called
         except BaseException as error:
             self._withdraw(entry)
             if isinstance(error, TimeoutError):
@@ -121,12 +133,13 @@ class Line:
             yield
         finally:
             self._num_running -= 1
-            self._measure(self._clock.now() - started_at)
+            self._measure(self._clock.now() - started_at, cost)
             self._call_next()
 
     def _withdraw(self, entry: Entry[_Turn]) -> None:
         """Its client has gone, its deadline has passed, or it gave way; perhaps just when its turn came."""
-        if entry.item.done() and not entry.item.cancelled() and entry.item.exception() is None:
+        called = entry.item.called
+        if called.done() and not called.cancelled() and called.exception() is None:
             self._num_running -= 1
         self._queue.remove(entry)
         self._call_next()
@@ -134,9 +147,15 @@ class Line:
     def _call_next(self) -> None:
         now = self._clock.now()
         while self._num_running < self._capacity() and (entry := self._queue.pop(now)) is not None:
-            if not entry.item.done():
-                entry.item.set_result(None)
-                self._num_running += 1
+            if entry.item.called.done():
+                continue
+            if self._service_s(entry.item.cost) > entry.item.deadline.left_s(self._clock):
+                # others came in between: what it would take is better spent on those who can still be served
+                message = "the request waited until there was no time left to answer it"
+                entry.item.called.set_exception(self._refusal(message, 1, 0, now, reason="deadline"))
+                continue
+            entry.item.called.set_result(None)
+            self._num_running += 1
         if len(self._queue) and (self._ticker is None or self._ticker.done()):
             self._ticker = asyncio.create_task(self._look_again(), name="line")
         self._observe(len(self._queue), self._num_running)
@@ -150,11 +169,16 @@ class Line:
     def _seconds_per_place(self) -> float:
         return self._mean_service_s / max(1, self._num_running)
 
-    def _measure(self, service_s: float) -> None:
-        if self._mean_service_s == 0.0:
-            self._mean_service_s = service_s
-        else:
-            self._mean_service_s += _SERVICE_STEP * (service_s - self._mean_service_s)
+    def _service_s(self, cost: float) -> float:
+        """How long a request takes once its turn has come, at most the mean of those before: less if it costs
+        less.
+        """
+        return self._mean_service_s * min(1.0, cost / max(1.0, self._mean_cost))
+
+    def _measure(self, service_s: float, cost: float) -> None:
+        step = 1.0 if self._mean_service_s == 0.0 else _SERVICE_STEP
+        self._mean_service_s += step * (service_s - self._mean_service_s)
+        self._mean_cost += step * (cost - self._mean_cost)
 
     def _refusal(self, message: str, num: int, call: int, now: float, reason: str) -> Overloaded:
         """One after the other, as places will become free."""

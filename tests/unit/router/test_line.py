@@ -42,7 +42,7 @@ class Gate:
     def send(self, name: str, priority: int = 5, timeout_s: float = FAR) -> asyncio.Task[None]:
         self.ends[name] = asyncio.Event()
         deadline = Deadline.after(timeout_s, self.clock)
-        self.line.check(1, priority, hash(name), deadline)
+        self.line.check([10.0], priority, hash(name), deadline)
         return asyncio.create_task(self._run(name, priority, deadline))
 
     async def _run(self, name: str, priority: int, deadline: Deadline) -> None:
@@ -174,3 +174,25 @@ async def test_who_was_refused_by_one_router_is_let_in_by_another_and_the_kept_p
     for name in ("a", "b", "again"):
         await second.let_go(name)
     await asyncio.gather(*tasks)
+
+
+async def test_who_would_be_served_too_late_is_refused_at_once_or_when_its_turn_comes_too_late() -> None:
+    gate = Gate(max_queue=100)
+    measured = gate.send("measured")
+    await settle()
+    await gate.let_go("measured", after_s=10.0)
+    await measured
+    tasks = [gate.send("a")]
+    await settle()
+    with pytest.raises(Overloaded) as refused:
+        gate.send("no time to be served", timeout_s=15.0)  # ten to wait and ten to run
+    assert refused.value.details["reason"] == "deadline"
+    late = gate.send("late", timeout_s=25.0)
+    await settle()
+    await gate.let_go("a", after_s=20.0)
+    with pytest.raises(Overloaded) as gave_up:
+        await late
+    assert gave_up.value.details["reason"] == "deadline"
+    assert "late" not in gate.started
+    await asyncio.gather(*tasks)
+    assert gate.counts == (0, 0)
