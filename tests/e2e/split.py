@@ -13,6 +13,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,24 @@ START_S = 90.0
 
 
 class WorkerProcess:
-    """A worker's child process; ends when its standard input is closed."""
+    """A worker's child process; ends when its standard input is closed. It listens on `host`; `before` are
+    the words of a command that runs it elsewhere.
+    """
 
-    def __init__(self, role: Role, settings: dict[str, Any], log: Path) -> None:
-        spec = {"role": role.value, "worker_id": f"{role.value}-0", "settings": settings}
+    def __init__(
+        self,
+        role: Role,
+        settings: dict[str, Any],
+        log: Path,
+        name: str | None = None,
+        host: str = "127.0.0.1",
+        before: Sequence[str] = (),
+    ) -> None:
+        worker_id = name or f"{role.value}-0"
+        spec = {"role": role.value, "worker_id": worker_id, "settings": settings, "host": host}
         with log.open("wb") as stream:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.e2e.worker_process", json.dumps(spec)],
+                [*before, sys.executable, "-m", "tests.e2e.worker_process", json.dumps(spec)],
                 cwd=ROOT,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
