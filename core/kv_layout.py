@@ -1,13 +1,13 @@
 """KVLayout: what the bytes of one KV block mean.
 
-Two workers may exchange blocks only when their layouts are equal; `fingerprint` is compared at the offer
-and is part of each block's hash, `differences` names what is not equal.
+Two workers may exchange blocks only when their layouts are equal, or when whole blocks of one make whole
+blocks of the other; `fingerprint` is part of each block's hash, `differences` names what is not equal.
 """
 
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1}
@@ -53,6 +53,11 @@ class KVLayout:
     def num_blocks(self, num_tokens: int) -> int:
         """Blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
+
+    def can_become(self, other: KVLayout) -> bool:
+        """Whether blocks can be handed over as `other`'s: only their size differs, by whole blocks."""
+        small, large = sorted((self.block_size, other.block_size))
+        return large % small == 0 and replace(self, block_size=other.block_size) == other
 
     def differences(self, other: KVLayout) -> list[str]:
         """Each field that differs as `name: ours vs theirs`; empty when blocks may be exchanged."""

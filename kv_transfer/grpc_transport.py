@@ -233,11 +233,13 @@ class _Servicer:
         return self._find()
 
     async def offer(self, request: pb.OfferRequest) -> pb.OfferReply:
+        self._receiver.check_version(request.ticket.prefill.worker_id, request.version)
         ticket, time_left_s = offered_ticket(request), time_left(request)
         held = await self._receiver.offer(ticket, time_left_s, Epoch(request.receiver_epoch))
         return offer_reply(held, self._receiver.offered_staging)
 
     async def meet(self, request: pb.MeetRequest) -> pb.MeetReply:
+        self._receiver.check_version(request.prefill.worker_id, request.version)
         prefill, layout = met_prefill(request)
         return meet_reply(self._receiver.meet(prefill, layout, Epoch(request.receiver_epoch)))
 

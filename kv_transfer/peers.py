@@ -12,12 +12,14 @@ from dataclasses import dataclass
 
 from core.errors import WorkerLost
 from core.ids import WorkerRef
+from core.kv_layout import KVLayout
 from kv_transfer.transport import Connect, Transport
 
 
 @dataclass(slots=True)
 class _Peer:
     transport: Transport
+    layout: KVLayout | None = None
     num_users: int = 0
     idle: asyncio.TimerHandle | None = None
 
@@ -60,6 +62,15 @@ class Peers:
             if peer.num_users == 0 and not self._is_closed:
                 loop = asyncio.get_running_loop()
                 peer.idle = loop.call_later(self._idle_s, self._close_idle, ref)
+
+    def layout_of(self, ref: WorkerRef) -> KVLayout | None:
+        """In which layout a connected worker takes blocks, if it was learned that it is another one."""
+        peer = self._peers.get(ref)
+        return None if peer is None else peer.layout
+
+    def learn_layout(self, ref: WorkerRef, layout: KVLayout) -> None:
+        if (peer := self._peers.get(ref)) is not None:
+            peer.layout = layout
 
     async def close(self) -> None:
         """Close all connections; calls that still run on them end with WorkerLost."""

@@ -51,6 +51,7 @@ class Push:
         self._wake = asyncio.Event()
         self._is_running = False
         self._is_finishing = False
+        self._is_room_used = True
         self._heard_at = 0.0
         self._pushed_at = 0.0
         self._backoff_s = config.reconnect_min_s
@@ -69,6 +70,10 @@ class Push:
         self._queue.add(first_index, block_ids)
         self._count_time()
         self._wake.set()
+
+    def use_no_room(self) -> None:
+        """Payloads travel in their frames, whatever else there is."""
+        self._is_room_used = False
 
     def finish(self) -> None:
         """Nothing more will be added: `run` may return when all has arrived."""
@@ -172,6 +177,8 @@ class Push:
             self._pushed_at = self._clock.now()
 
     async def _room(self, stream: PushStream, num_bytes: int) -> Room | None:
+        if not self._is_room_used:
+            return None
         self._is_waiting_for_room = True
         try:
             return await stream.room(self._fence.ticket_id, num_bytes)

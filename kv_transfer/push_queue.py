@@ -27,7 +27,7 @@ class PushQueue:
     """Blocks come in by `add`, leave as runs by `next_run`, and are forgotten by `acknowledge`."""
 
     def __init__(self, num_blocks: int, block_bytes: int, frame_bytes: int, max_bytes_in_flight: int) -> None:
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._block_bytes = block_bytes
         self._max_run = max(1, frame_bytes // block_bytes)
         self._max_in_flight = max(1, max_bytes_in_flight // block_bytes)  # blocks
@@ -62,7 +62,7 @@ class PushQueue:
     def is_complete(self) -> bool:
         """Every block of the ticket is either held by decode or was added."""
         held = len(self._held) if self._held is not None else 0
-        return held + len(self._waiting) + self._num_in_flight + self.num_pushed_blocks == self._num_blocks
+        return held + len(self._waiting) + self._num_in_flight + self.num_pushed_blocks == self.num_blocks
 
     def hold(self, indexes: Collection[int]) -> None:
         """Decode has these already: they are never sent. Called once, when the offer is answered."""

@@ -46,6 +46,7 @@ from kv_transfer.transport import (
     StagingArea,
     WriteCheck,
 )
+from protos.transfer_codec import VERSION
 
 _MAX_TICKETS = 4096
 
@@ -114,6 +115,11 @@ class Receiver:
         self._check_own_epoch(receiver_epoch)
         self._check_layout(prefill, layout)
         return self.offered_staging
+
+    def check_version(self, prefill: str, version: int) -> None:
+        """Raises LayoutMismatch, naming both sides, for one who speaks another version of the bridge."""
+        if version != VERSION:
+            raise self._mismatch(prefill, [f"version of the bridge: {version} vs {VERSION}"])
 
     async def offer(
         self, ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch
@@ -232,13 +238,18 @@ class Receiver:
     def _check_layout(self, prefill: WorkerRef, layout: KVLayout) -> None:
         differences = layout.differences(self._layout)
         if differences:
-            raise LayoutMismatch(
-                f"prefill worker {prefill.worker_id} and decode worker {self._ref.worker_id} "
-                f"cannot exchange blocks (prefill vs decode): {'; '.join(differences)}",
-                prefill=prefill.worker_id,
-                decode=self._ref.worker_id,
-                differences="; ".join(differences),
-            )
+            raise self._mismatch(prefill.worker_id, differences)
+
+    def _mismatch(self, prefill: str, differences: list[str]) -> LayoutMismatch:
+        found = "; ".join(differences)
+        return LayoutMismatch(
+            f"prefill worker {prefill} and decode worker {self._ref.worker_id} "
+            f"cannot exchange blocks (prefill vs decode): {found}",
+            prefill=prefill,
+            decode=self._ref.worker_id,
+            differences=found,
+            block_size=self._layout.block_size,
+        )
 
     def _forget_oldest(self) -> None:
         while len(self._tickets) > _MAX_TICKETS:

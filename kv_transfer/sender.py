@@ -15,7 +15,7 @@ from core.ids import WorkerRef
 from kv_transfer.config import BridgeConfig
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.peers import Peers
-from kv_transfer.session import SendSession
+from kv_transfer.session import BlockNames, SendSession
 from kv_transfer.transport import BlockStore, Connect
 from kv_transfer.warmer import Warmer
 from protos.transfer_codec import ticket_id_bytes
@@ -56,8 +56,11 @@ class Sender:
         """Tickets may go to these, and to no others any more: make ready for them, in the background."""
         self._warmer.expect(members)
 
-    def open(self, ticket: HandoffTicket, deadline: Deadline) -> SendSession:
+    def open(self, ticket: HandoffTicket, deadline: Deadline, names: BlockNames | None = None) -> SendSession:
         """Offer the ticket to its decode worker, in the background; `deadline` bounds all that follows.
+
+        A decode worker whose blocks have another size is offered blocks of that size, if `names` tells what
+        they are called and whole blocks of one are whole blocks of the other.
 
         Raises TransferCorrupt for an ill-formed ticket, StaleEpoch or LayoutMismatch for one that is not this
         worker's to send.
@@ -80,6 +83,7 @@ class Sender:
             self._clock,
             self._metrics,
             self._sessions,
+            names,
         )
 
     async def close(self) -> None:

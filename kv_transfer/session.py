@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+from core.block_hash import BlockHash
 from core.clock import Clock, Deadline
 from core.errors import Cancelled, LayoutMismatch, ServingError, TransferTimeout, WorkerLost
 from core.handoff import HandoffTicket
+from core.kv_layout import KVLayout
 from kv_transfer.config import BridgeConfig
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.peers import Peers
 from kv_transfer.push import Push
 from kv_transfer.push_queue import PushQueue
 from kv_transfer.race import guarded
+from kv_transfer.reblocking import Reblocking, reblocked
 from kv_transfer.transport import BlockStore, Carriage, CommitClaim, Fence, Transport
 
 _log = logging.getLogger(__name__)
+
+BlockNames = Callable[[KVLayout], tuple[BlockHash, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +56,14 @@ class SendSession:
         clock: Clock,
         metrics: TransferMetrics,
         running: set[SendSession],
+        names: BlockNames | None = None,
     ) -> None:
+        """`names`: what the full blocks are called in another layout (None: they are sent as they are)."""
         self.ticket = ticket
+        self._store = store
+        self._names = names
+        self._early: list[tuple[int, tuple[int, ...]]] = []  # added before the offer was answered
+        self._reblocking: Reblocking | None = None
         self._fence = Fence.of(ticket)
         self._deadline = deadline
         self._peers = peers
@@ -149,9 +160,10 @@ class SendSession:
                 asyncio.timeout(self._deadline.left_s(self._clock)),
                 self._peers.use(self.ticket.decode) as transport,
             ):
-                held = await self._offer(transport)
+                held = await self._offer_as_wanted(transport)
                 self._learn(transport.carriage)
                 self._queue.hold(held)
+                self._early.clear()
                 self._held.set_result(held)
                 receipt = await guarded(self._push_and_commit(transport), self._push.watch(transport))
             self._settle(receipt)
@@ -174,11 +186,43 @@ class SendSession:
         finally:
             self._all_running.discard(self)
 
-    async def _offer(self, transport: Transport) -> tuple[int, ...]:
+    async def _offer_as_wanted(self, transport: Transport) -> tuple[int, ...]:
+        """In blocks of decode's size, if that is another one and they can be made."""
+        known = self._peers.layout_of(self.ticket.decode)
+        if known is not None and self._names is not None:
+            return await self._offer(transport, self._renamed(known))
+        try:
+            return await self._offer(transport, self.ticket)
+        except LayoutMismatch as error:
+            block_size = error.details.get("block_size")
+            wanted = reblocked(self.ticket.layout, block_size) if isinstance(block_size, int) else None
+            if wanted is None or self._names is None:
+                raise
+            self._is_told = False
+            held = await self._offer(transport, self._renamed(wanted))
+        self._peers.learn_layout(self.ticket.decode, wanted)
+        return held
+
+    def _renamed(self, layout: KVLayout) -> HandoffTicket:
+        """The same ticket in blocks of `layout`; from here on they are sent as such."""
+        assert self._names is not None
+        num_tokens, config = self.ticket.num_tokens, self._config
+        store = self._reblocking = Reblocking(self._store, layout, num_tokens)
+        self._queue = PushQueue(
+            layout.num_blocks(num_tokens), layout.block_bytes, config.frame_bytes, config.max_bytes_in_flight
+        )
+        self._push = Push(self._queue, store, self._fence, config, self._clock)
+        for first_index, block_ids in self._early:
+            self._push_blocks(first_index, block_ids)
+        if self._finished_at is not None:
+            self._push.finish()
+        return replace(self.ticket, layout=layout, block_hashes=self._names(layout))
+
+    async def _offer(self, transport: Transport, ticket: HandoffTicket) -> tuple[int, ...]:
         time_left_s = self._deadline.left_s(self._clock)
         try:
             async with asyncio.timeout(min(self._config.silence_s, time_left_s)):
-                return await transport.offer(self.ticket, time_left_s)
+                return await transport.offer(ticket, time_left_s)
         except TimeoutError:
             raise TransferTimeout(
                 "decode did not answer the offer",
@@ -192,6 +236,10 @@ class SendSession:
             raise
 
     def _learn(self, carriage: Carriage) -> None:
+        if self._reblocking is not None and carriage.is_on_device:
+            # a device copies blocks as they are
+            self._push.use_no_room()
+            carriage = Carriage("grpc", fallback="block_size")
         if carriage.frame_bytes is not None:
             self._queue.pack(carriage.frame_bytes)
         if carriage.fallback:
@@ -208,7 +256,7 @@ class SendSession:
         self._metrics.observe_handover(way, push_s, wait_s)
         self._metrics.pairs.deliver(self.ticket.decode, way, receipt.num_written_bytes, push_s)
         return SendReceipt(
-            num_held_blocks=self.ticket.num_blocks - receipt.num_written_blocks,
+            num_held_blocks=self._queue.num_blocks - receipt.num_written_blocks,
             num_pushed_blocks=receipt.num_written_blocks,
             num_pushed_bytes=receipt.num_written_bytes,
             wait_s=wait_s,
@@ -216,8 +264,18 @@ class SendSession:
         )
 
     def _add(self, first_index: int, block_ids: tuple[int, ...]) -> None:
-        if not self._outcome.done():
+        if self._outcome.done():
+            return
+        if not self._held.done():
+            self._early.append((first_index, block_ids))
+        self._push_blocks(first_index, block_ids)
+
+    def _push_blocks(self, first_index: int, block_ids: tuple[int, ...]) -> None:
+        if self._reblocking is None:
             self._push.add(first_index, block_ids)
+            return
+        for index in self._reblocking.add(first_index, block_ids):
+            self._push.add(index, (index,))
 
     def _settle(self, outcome: SendReceipt | ServingError) -> None:
         if not self._held.done():

@@ -99,8 +99,8 @@ class StagedTransport(ABC):
 
     @property
     def carriage(self) -> Carriage:
-        if self.staging is not None:
-            return Carriage(self.name, self._wish.frame_bytes)
+        if (staging := self.staging) is not None:
+            return Carriage(self.name, self._wish.frame_bytes, is_on_device=staging.is_on_device)
         inner = self._inner.carriage
         return Carriage(inner.way, inner.frame_bytes, inner.fallback or self._wish.prefix + self._fallback)
 

@@ -63,6 +63,7 @@ class Staging:
         self.staging_id = attachment.staging_id
         self.slots = Slots(attachment.slots, slot_bytes)
         self.is_open = True
+        self.is_on_device = not isinstance(attachment.slots, memoryview)
         self._attachment = attachment
         attachment.watch(self.close)
 

@@ -85,12 +85,14 @@ class Room:
 @dataclass(frozen=True, slots=True)
 class Carriage:
     """How a transport carries payloads at present: by which way (a label of metrics), how much of them in one
-    frame (None: as configured), and if not the way that was asked for, why not (a word for metrics).
+    frame (None: as configured), if not the way that was asked for, why not (a word for metrics), and whether
+    they stay on a device.
     """
 
     way: str
     frame_bytes: int | None = None
     fallback: str = ""
+    is_on_device: bool = False
 
 
 class BlockStore(Protocol):

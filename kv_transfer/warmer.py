@@ -17,7 +17,8 @@ from core.kv_layout import KVLayout
 from kv_transfer.config import BridgeConfig
 from kv_transfer.pair_book import PairBook
 from kv_transfer.peers import Peers
-from kv_transfer.transport import Pair
+from kv_transfer.reblocking import reblocked
+from kv_transfer.transport import Pair, Transport
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ class Warmer:
             try:
                 async with self._peers.use(ref) as transport:
                     async with self._turns, asyncio.timeout(self._config.silence_s):
-                        await transport.meet(Pair(self._ref, ref, self._layout))
+                        await self._meet(ref, transport)
                     self._book.warm(ref, transport.carriage.way)
                     await asyncio.get_running_loop().create_future()
             except LayoutMismatch as error:
@@ -82,3 +83,15 @@ class Warmer:
                     self._book.fail(ref, error.message)
                 await asyncio.sleep(again_s)
                 again_s = min(2 * again_s, _AGAIN_MAX_S)
+
+    async def _meet(self, ref: WorkerRef, transport: Transport) -> None:
+        """In blocks of the other's size, if it has another one that they can be handed over in."""
+        try:
+            await transport.meet(Pair(self._ref, ref, self._layout))
+        except LayoutMismatch as error:
+            block_size = error.details.get("block_size")
+            wanted = reblocked(self._layout, block_size) if isinstance(block_size, int) else None
+            if wanted is None:
+                raise
+            await transport.meet(Pair(self._ref, ref, wanted))
+            self._peers.learn_layout(ref, wanted)

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 
+from core.block_hash import BlockHash, hash_blocks, root_hash
 from core.clock import Deadline
 from core.errors import ServingError
 from core.handoff import HandoffTicket, TicketState
 from core.ids import TicketId
 from core.jobs import CancelJob, PrefillResult
+from core.kv_layout import KVLayout
 from kv_transfer.sender import Sender
 from prefill_worker.call import OnClosed, OnGranted, PrefillCall
 from prefill_worker.prompt import Prompt
@@ -79,7 +82,8 @@ class Calls:
             self._on_closed(ticket.ticket_id, TicketState.ABORTED)
             return
         try:
-            session = self._sender.open(ticket, Deadline(prompt.deadline_at))
+            names = partial(_names, prompt, ticket.num_tokens)
+            session = self._sender.open(ticket, Deadline(prompt.deadline_at), names)
         except ServingError as error:
             call.fail(error)
             self._on_closed(ticket.ticket_id, TicketState.ABORTED)
@@ -109,3 +113,10 @@ class Calls:
             self._calls.pop(call.prompt, None)
             if not self._calls:
                 self._idle.set()
+
+
+def _names(prompt: Prompt, num_tokens: int, layout: KVLayout) -> tuple[BlockHash, ...]:
+    """What a worker with blocks of `layout` calls the prompt's full blocks."""
+    request = prompt.job.request
+    root = root_hash(request.cache_salt, layout.fingerprint, request.adapter)
+    return tuple(hash_blocks(root, prompt.sequence.token_ids[:num_tokens], layout.block_size))

@@ -50,14 +50,16 @@ class Ticket(_message.Message):
     def __init__(self, ticket_id: _Optional[str] = ..., request_id: _Optional[str] = ..., prefill: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., num_tokens: _Optional[int] = ..., block_hashes: _Optional[bytes] = ..., num_samples: _Optional[int] = ..., num_growth_tokens: _Optional[int] = ..., is_prefix_cache_read: _Optional[bool] = ...) -> None: ...
 
 class OfferRequest(_message.Message):
-    __slots__ = ("receiver_epoch", "ticket", "time_left_s")
+    __slots__ = ("receiver_epoch", "ticket", "time_left_s", "version")
     RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     TIME_LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     receiver_epoch: int
     ticket: Ticket
     time_left_s: float
-    def __init__(self, receiver_epoch: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., time_left_s: _Optional[float] = ...) -> None: ...
+    version: int
+    def __init__(self, receiver_epoch: _Optional[int] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., time_left_s: _Optional[float] = ..., version: _Optional[int] = ...) -> None: ...
 
 class StagingAddress(_message.Message):
     __slots__ = ("host_id", "socket_name", "token", "device_id")
@@ -90,14 +92,16 @@ class GroupAddress(_message.Message):
     def __init__(self, backend: _Optional[str] = ...) -> None: ...
 
 class MeetRequest(_message.Message):
-    __slots__ = ("receiver_epoch", "prefill", "layout")
+    __slots__ = ("receiver_epoch", "prefill", "layout", "version")
     RECEIVER_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     receiver_epoch: int
     prefill: _inference_pb2.WorkerRef
     layout: KVLayout
-    def __init__(self, receiver_epoch: _Optional[int] = ..., prefill: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ...) -> None: ...
+    version: int
+    def __init__(self, receiver_epoch: _Optional[int] = ..., prefill: _Optional[_Union[_inference_pb2.WorkerRef, _Mapping]] = ..., layout: _Optional[_Union[KVLayout, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
 
 class MeetReply(_message.Message):
     __slots__ = ("staging", "device_staging", "group")

@@ -17,6 +17,8 @@ from protos import kv_transfer_pb2 as pb
 from protos.value_codec import decode_hashes, decode_worker_ref, encode_hashes, encode_worker_ref
 
 TICKET_ID_BYTES = 16
+VERSION = 1
+"""Of the bridge's messages and frames. Both ends must speak the same."""
 
 
 def ticket_id_bytes(ticket_id: str) -> bytes:
@@ -107,7 +109,10 @@ def decode_ticket(message: pb.Ticket) -> HandoffTicket:
 
 def meet_request(prefill: WorkerRef, layout: KVLayout, receiver_epoch: Epoch) -> pb.MeetRequest:
     return pb.MeetRequest(
-        receiver_epoch=receiver_epoch, prefill=encode_worker_ref(prefill), layout=encode_layout(layout)
+        receiver_epoch=receiver_epoch,
+        prefill=encode_worker_ref(prefill),
+        layout=encode_layout(layout),
+        version=VERSION,
     )
 
 
@@ -118,7 +123,10 @@ def met_prefill(message: pb.MeetRequest) -> tuple[WorkerRef, KVLayout]:
 
 def offer_request(ticket: HandoffTicket, time_left_s: float, receiver_epoch: Epoch) -> pb.OfferRequest:
     return pb.OfferRequest(
-        receiver_epoch=receiver_epoch, ticket=encode_ticket(ticket), time_left_s=time_left_s
+        receiver_epoch=receiver_epoch,
+        ticket=encode_ticket(ticket),
+        time_left_s=time_left_s,
+        version=VERSION,
     )
 
 
