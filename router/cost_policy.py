@@ -166,8 +166,8 @@ class _Costs:
         return [
             self._pair(reading, target)
             for layout in {target.worker.layout for target in targets}
-            for reading in self._paired(readings, layout)
-            for target in self._paired(targets, layout)
+            for reading in self._paired([item for item in readings if item.worker.layout.can_become(layout)])
+            for target in self._paired([item for item in targets if item.worker.layout == layout])
         ]
 
     def local(self, decoding: _Decoding) -> _Option:
@@ -254,9 +254,8 @@ class _Costs:
         """Until one of the sequences there ends: they are spread evenly over their lengths."""
         return max(1.0, step * self._config.assumed_output_tokens / max(1, worker.num_seqs))
 
-    def _paired(self, found: Sequence[_Leg], layout: KVLayout) -> list[_Leg]:
+    def _paired(self, fitting: list[_Leg]) -> list[_Leg]:
         """The cheapest of those that fit; which of near ties are among them is left to chance."""
-        fitting = [item for item in found if item.worker.layout == layout]
         if len(fitting) <= _MAX_PAIRED:
             return fitting
         tie_ms, chance = self._config.tie_ms, self._draw.chance.random

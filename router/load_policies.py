@@ -27,10 +27,14 @@ def place_by(
     if demand.is_ended_by_prefill and prefills and not (config.plan is PlanSetting.LOCAL and decodes):
         return Decision(Plan.PREFILL_ONLY, pick(prefills, draw), None)
     layouts = {worker.layout for worker in prefills}
-    targets = [worker for worker in decodes if worker.is_handoff_target and worker.layout in layouts]
+    targets = [
+        worker
+        for worker in decodes
+        if worker.is_handoff_target and any(layout.can_become(worker.layout) for layout in layouts)
+    ]
     if targets and config.plan is not PlanSetting.LOCAL and not demand.is_ended_by_prefill:
         decode = pick(targets, draw)
-        fitting = [worker for worker in prefills if worker.layout == decode.layout]
+        fitting = [worker for worker in prefills if worker.layout.can_become(decode.layout)]
         return Decision(Plan.REMOTE, pick(fitting, draw), decode)
     return Decision(Plan.LOCAL, None, pick(decodes, draw)) if decodes else None
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from core.ids import Epoch, Role, WorkerId, WorkerRef
 from core.worker_status import StepCost
-from router.config import PlanSetting, RouterConfig
+from router.config import PlanSetting, PolicySetting, RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.placement import place
 from router.speeds import Handoff
@@ -127,12 +127,18 @@ def test_a_forced_plan_that_is_impossible_gives_way() -> None:
     assert _place(single, [_p()], [], RouterConfig(plan=PlanSetting.LOCAL)).plan is Plan.PREFILL_ONLY
 
 
-def test_kv_goes_only_to_workers_of_the_same_layout_that_take_it() -> None:
+def test_kv_goes_only_to_workers_whose_blocks_can_be_made_and_that_take_it() -> None:
     remote = RouterConfig(plan=PlanSetting.REMOTE)
-    other = replace(_d("other"), layout=replace(LAYOUT, block_size=8))
+    other = replace(_d("other"), layout=replace(LAYOUT, head_dim=2 * LAYOUT.head_dim))
+    odd = replace(_d("odd"), layout=replace(LAYOUT, block_size=LAYOUT.block_size + 1))
+    larger = replace(_d("larger"), layout=replace(LAYOUT, block_size=2 * LAYOUT.block_size))
     closed = _d("closed", is_handoff_target=False)
     assert _place(Demand(50), [_p()], [other], remote).plan is Plan.LOCAL
+    assert _place(Demand(50), [_p()], [odd], remote).plan is Plan.LOCAL
     assert _place(Demand(50), [_p()], [closed], remote).plan is Plan.LOCAL
+    for policy in (PolicySetting.COST, PolicySetting.ROUND_ROBIN):
+        found = _place(Demand(50), [_p()], [other, odd, larger], replace(remote, policy=policy))
+        assert _names(found) == ("p", "larger")
     assert _names(_place(Demand(50), [_p()], [other, closed, _d("fit")], remote)) == ("p", "fit")
 
 
