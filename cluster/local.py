@@ -24,6 +24,17 @@ from router.served_model import ServedModel
 from router.workers import InProcessWorker
 
 
+class LocalWorker(InProcessWorker):
+    """One incarnation of a worker, which ends with its role; the metrics are those of all of them."""
+
+    def __init__(self, worker: RoleWorker) -> None:
+        super().__init__(worker.current)
+        self._worker = worker
+
+    async def metrics(self) -> bytes:
+        return await self._worker.metrics()
+
+
 class LocalSystem:
     """Workers and router of one process. `start` before `app` serves, `stop` after it."""
 
@@ -46,7 +57,7 @@ class LocalSystem:
             config.router,
             ServedModel.load(Path(config.decode_engine.model), config.router.model_name),
             self._registry,
-            lambda ref: InProcessWorker(by_id[ref.worker_id].current),
+            lambda ref: LocalWorker(by_id[ref.worker_id]),
             roles=self._registry,
         )
 
