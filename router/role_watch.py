@@ -55,11 +55,15 @@ class RoleWatch:
         self._sleep = sleep
         self._was_there = False
         self._lacking_since: float | None = None
+        self._is_ordered = False
 
     @property
     def is_filling(self) -> bool:
         """Nobody decodes, but somebody is about to: requests wait for that, and not for long."""
-        if self._desk is None or not self._was_there or not self._table.usable(Role.PREFILL):
+        if self._desk is None or not self._was_there:
+            return False
+        # while it changes its role, it has neither
+        if not (self._is_ordered or self._table.usable(Role.PREFILL)):
             return False
         since = self._lacking_since
         return since is None or self._clock.now() - since < _PATIENCE_S
@@ -70,6 +74,7 @@ class RoleWatch:
             if self._table.usable(Role.DECODE):
                 self._was_there = True
                 self._lacking_since = None
+                self._is_ordered = False
                 await self._table.wait_for_change(_LOOK_S)
                 continue
             if self._lacking_since is None:
@@ -86,6 +91,7 @@ class RoleWatch:
         try:
             order = await desk.fill(Role.DECODE, unusable)
             if order is not None:
+                self._is_ordered = True
                 _log.warning("no decode worker is left: %s steps in", order.worker.worker_id)
                 await desk.carry_out(order)
         except ConnectionError as error:
