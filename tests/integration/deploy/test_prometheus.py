@@ -34,6 +34,10 @@ def _rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
+def _tests() -> list[Path]:
+    return sorted((_PROMETHEUS / "tests").glob("*_test.yml"))
+
+
 @_needs_promtool
 def test_rules_and_configuration_are_valid() -> None:
     _promtool("check", "rules", *map(str, sorted((_PROMETHEUS / "rules").glob("*.yml"))))
@@ -42,12 +46,12 @@ def test_rules_and_configuration_are_valid() -> None:
 
 @_needs_promtool
 def test_each_alert_fires_when_it_must_and_only_then() -> None:
-    _promtool("test", "rules", str(_PROMETHEUS / "tests" / "alerts_test.yml"))
+    _promtool("test", "rules", *map(str, _tests()))
 
 
 def test_each_alert_is_tested_firing_and_silent() -> None:
-    tests = yaml.safe_load((_PROMETHEUS / "tests" / "alerts_test.yml").read_text())["tests"]
-    cases = [case for test in tests for case in test["alert_rule_test"]]
+    contents = [yaml.safe_load(file.read_text()) for file in _tests()]
+    cases = [case for content in contents for test in content["tests"] for case in test["alert_rule_test"]]
     names = {rule["alert"] for rule in _rules() if "alert" in rule}
     assert {case["alertname"] for case in cases if case.get("exp_alerts")} == names
     assert {case["alertname"] for case in cases if not case.get("exp_alerts")} == names
