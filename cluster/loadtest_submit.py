@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -29,6 +30,11 @@ from cluster.ray_environment import token_environment
 _SETTINGS_FILE = "settings.json"
 _MODULE = "cluster.loadtest_job"
 _END_POLL_S = 0.2
+_TALKATIVE = (
+    "ray.dashboard.modules.dashboard_sdk",
+    "ray.dashboard.modules.job.sdk",
+    "ray._private.runtime_env.packaging",
+)
 
 
 def submit_load_test(
@@ -47,6 +53,8 @@ def submit_load_test(
     os.environ.update(token_environment(os.environ))
     from ray.job_submission import JobSubmissionClient
 
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="baton-loadtest-") as folder:
         pack(settings, Path(folder))
         try:

@@ -6,12 +6,18 @@ loop.
 
 from __future__ import annotations
 
+import asyncio
+
 from tokenizers import Tokenizer
 
 from cluster.loadtest.client import Client, NoAnswer
 from cluster.loadtest.prompts import Ask, request_body
+from cluster.loadtest.record import Outcome
 from cluster.loadtest.settings import Target
 from cluster.loadtest.vocabulary import Count, NoVocabulary, Vocabulary, calibrate
+
+_MAX_TRIES = 20
+_REFUSED_S = 0.5
 
 
 async def find_vocabulary(target: Target, model: str, client: Client) -> Vocabulary:
@@ -25,8 +31,12 @@ async def find_vocabulary(target: Target, model: str, client: Client) -> Vocabul
 
 def _by_server(target: Target, model: str, client: Client) -> Count:
     async def count(text: str) -> int:
-        call = client.call(Ask(request_body(target, model, [text], 1), 0, 1), 0.0)
-        record = await call.run()
+        for _ in range(_MAX_TRIES):
+            call = client.call(Ask(request_body(target, model, [text], 1), 0, 1), 0.0)
+            record = await call.run()
+            if record.outcome is not Outcome.REFUSED:
+                break
+            await asyncio.sleep(_REFUSED_S)  # it serves others: that passes
         if not record.is_completed:
             raise NoAnswer(f"a first request failed: {record.detail}")
         if "prompt_tokens" not in call.usage:

@@ -13,6 +13,7 @@ from cluster.loadtest.goodput import Slo
 from cluster.loadtest.record import Outcome, RequestRecord
 
 _NUM_RECENT = 200
+_ROUNDING = 1e-9
 
 
 @dataclass(slots=True)
@@ -67,7 +68,8 @@ class HopelessRule:
         self._open = [call for call in self._open if call.record is None]
         self._num_bad += sum(not self._slo.is_met_by(record) for record in ended)
         num_late = sum(self._is_late(call, state.elapsed_s) for call in self._open)
-        num_allowed = (1.0 - self._slo.attainment) * max(self._num_planned, self._num_counted)
+        share = 1.0 - self._slo.attainment + _ROUNDING
+        num_allowed = int(share * max(self._num_planned, self._num_counted))
         return self._num_bad + num_late > num_allowed + 1
 
     def _is_late(self, call: Call, now_s: float) -> bool:
