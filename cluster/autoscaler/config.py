@@ -50,7 +50,7 @@ class AutoscalingConfig:
 
     startup_s: float = 30.0
     flip_s: float = 1.0
-    can_flip: bool = False
+    can_flip: bool = True
 
     period_s: float = 1.0
     scale_up_delay_s: float = 3.0

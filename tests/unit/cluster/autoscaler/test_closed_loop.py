@@ -14,6 +14,7 @@ from tests.unit.cluster.autoscaler.plant import Plant, Traffic
 
 CONFIG = AutoscalingConfig(
     is_enabled=True,
+    can_flip=False,
     max_prefill_workers=6,
     max_decode_workers=6,
     startup_s=10.0,

@@ -18,7 +18,12 @@ from core.ids import Role
 from tests.unit.cluster.autoscaler.loads import QUIET, load_of, pair, worker
 
 CONFIG = AutoscalingConfig(
-    is_enabled=True, scale_up_delay_s=3.0, scale_down_delay_s=10.0, idle_delay_s=30.0, startup_s=5.0
+    is_enabled=True,
+    can_flip=False,
+    scale_up_delay_s=3.0,
+    scale_down_delay_s=10.0,
+    idle_delay_s=30.0,
+    startup_s=5.0,
 )
 FLIPPING = replace(CONFIG, can_flip=True)
 # 2.5 workers' worth of prompts
