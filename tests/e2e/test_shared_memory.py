@@ -4,12 +4,15 @@ that is switched off; the tokens are the same.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from cluster.cli import app as baton
 from core import telemetry
 from core.ids import Role
 from tests.e2e import prompts
@@ -73,6 +76,30 @@ def test_all_payload_goes_that_way_and_next_to_nothing_over_the_connection(
     assert rise(before, after, telemetry.KV_TRANSFER_FALLBACKS) == 0
     if length >= 500:
         assert split.bridge.num_bytes_to_server - on_the_wire < payload / 20
+
+
+def test_the_way_and_what_it_has_carried_are_shown_to_the_operator(
+    fleet: Fleet, split: SplitSystem, way: str
+) -> None:
+    ask(fleet, split, prompts.random_ids(fleet.models.bundled, 200, seed=50))
+    url = f"http://127.0.0.1:{split.port}"
+
+    def is_shown() -> str:
+        """Workers tell of it every second."""
+        state = json.loads(CliRunner().invoke(baton, ["status", "--url", url, "--json"]).output)
+        pairs = {worker["id"]: worker["status"]["pairs"] for worker in state["workers"] if worker["status"]}
+        if not pairs.get("prefill-0"):
+            return f"no pair is told of: {pairs}"
+        (pair,) = pairs["prefill-0"]
+        assert (pair["to"], pair["transport"], pair["fallbacks"]) == ("decode-0", way, {})
+        return (
+            "" if pair["bytes"].get(way, 0) >= 13 * split.block_bytes and pair["gb_per_s"] > 0 else str(pair)
+        )
+
+    wait_until(is_shown, 10.0)
+    found = scrape(split.client)
+    peer = {"worker_id": "prefill-0", "peer": "decode-0"}
+    assert found.value(telemetry.KV_PAIR_TRANSPORT, **peer, transport=way) == 1
 
 
 def test_the_workers_map_one_memory_that_lies_in_no_file_system(
