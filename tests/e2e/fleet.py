@@ -10,6 +10,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Models:
             self._references[folder] = Reference(folder)
         return self._references[folder]
 
-    @property
+    @cached_property
     def vocabulary(self) -> Vocabulary:
         return Vocabulary.from_folder(self.bundled)
 
