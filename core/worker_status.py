@@ -55,14 +55,22 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step, as measured: `decode_s + streams × stream_s`; with tokens of prompts in it
-    `prefill_s + streams × stream_s + tokens × token_s`. All 0: not measured yet.
+    """Seconds of a step, as measured: `decode_s + streams × stream_s + their KV tokens × kv_s`; with tokens
+    of prompts in it `prefill_s + tokens × token_s + pairs × pair_s` and what the streams add. A pair is a
+    prompt token and one before it that it attends to. All 0: not measured yet.
     """
 
     decode_s: float = 0.0
     stream_s: float = 0.0
     prefill_s: float = 0.0
     token_s: float = 0.0
+    kv_s: float = 0.0
+    pair_s: float = 0.0
+
+
+def num_pairs(num_tokens: int, num_before: int) -> float:
+    """How many pairs attend when `num_tokens` are read behind `num_before`."""
+    return num_tokens * (num_before + 0.5 * num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from decode_worker.generations import Generations
 from decode_worker.scheduler import Scheduler
 from engine.metrics import EngineMetrics
 from engine.step import StepOutput, StepPlan
-from engine.step_costs import StepCosts, StepWork
+from engine.step_costs import StepCosts, work_of
 
 _log = logging.getLogger(__name__)
 
@@ -138,8 +138,7 @@ class StepPipeline:
         return _Started(plan, at, step, self._runner.was_beside)
 
     def _finish(self, started: _Started) -> None:
-        chunks = [item.num_scheduled_tokens for item in started.plan.chunks if item.num_scheduled_tokens > 1]
-        work = StepWork(sum(chunks), len(started.plan) - len(chunks))
+        work = work_of(started.plan)
         self._apply(started)
         now = self._clock.now()
         # a step that was started while another ran began when that one had ended

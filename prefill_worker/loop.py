@@ -22,7 +22,7 @@ from engine.kv.cache import KVCache
 from engine.metrics import EngineMetrics
 from engine.runner import ModelRunner
 from engine.step import ScheduledSequence, StepOutput, StepPlan
-from engine.step_costs import StepCosts, StepWork
+from engine.step_costs import StepCosts, work_of
 from prefill_worker.borrowed import Borrowed
 from prefill_worker.config import PrefillConfig
 from prefill_worker.first_tokens import first_tokens
@@ -141,11 +141,12 @@ class PrefillLoop:
             self._start(prompt)
         before = self._clock.now()
         self._observe_slots(before)
+        work = work_of(plan.step)
         self._run(plan.step.chunks, plan.prompts)
         now = self._clock.now()
         self.progress_at = now
         self._metrics.observe_step(now - before, plan.step.num_tokens)
-        self._costs.observe(now - before, StepWork(plan.step.num_tokens, 0), self._runner.was_beside)
+        self._costs.observe(now - before, work, self._runner.was_beside)
         self._observe_slots(now)
         self._metrics.observe_status(self.status())
         return True

@@ -321,16 +321,20 @@ class PairStatus(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., epoch: _Optional[int] = ..., transport: _Optional[str] = ..., bytes_per_s: _Optional[float] = ..., num_bytes: _Optional[_Mapping[str, int]] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., is_warm: _Optional[bool] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class StepCost(_message.Message):
-    __slots__ = ("decode_s", "stream_s", "prefill_s", "token_s")
+    __slots__ = ("decode_s", "stream_s", "prefill_s", "token_s", "kv_s", "pair_s")
     DECODE_S_FIELD_NUMBER: _ClassVar[int]
     STREAM_S_FIELD_NUMBER: _ClassVar[int]
     PREFILL_S_FIELD_NUMBER: _ClassVar[int]
     TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    KV_S_FIELD_NUMBER: _ClassVar[int]
+    PAIR_S_FIELD_NUMBER: _ClassVar[int]
     decode_s: float
     stream_s: float
     prefill_s: float
     token_s: float
-    def __init__(self, decode_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., token_s: _Optional[float] = ...) -> None: ...
+    kv_s: float
+    pair_s: float
+    def __init__(self, decode_s: _Optional[float] = ..., stream_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., token_s: _Optional[float] = ..., kv_s: _Optional[float] = ..., pair_s: _Optional[float] = ...) -> None: ...
 
 class BlockEvent(_message.Message):
     __slots__ = ("kind", "block_hash", "parent", "tier")

@@ -106,12 +106,20 @@ def _decode_pair(message: pb.PairStatus) -> PairStatus:
 
 def _encode_cost(cost: StepCost) -> pb.StepCost:
     return pb.StepCost(
-        decode_s=cost.decode_s, stream_s=cost.stream_s, prefill_s=cost.prefill_s, token_s=cost.token_s
+        decode_s=cost.decode_s,
+        stream_s=cost.stream_s,
+        prefill_s=cost.prefill_s,
+        token_s=cost.token_s,
+        kv_s=cost.kv_s,
+        pair_s=cost.pair_s,
     )
 
 
 def _decode_cost(message: pb.StepCost, param: str) -> StepCost:
-    seconds = (message.decode_s, message.stream_s, message.prefill_s, message.token_s)
+    seconds = (
+        *(message.decode_s, message.stream_s, message.prefill_s, message.token_s),
+        *(message.kv_s, message.pair_s),
+    )
     if not all(0.0 <= value < math.inf for value in seconds):
         raise malformed(param, "is no time")
     return StepCost(*seconds)

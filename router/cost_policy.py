@@ -21,6 +21,7 @@ from operator import attrgetter
 from typing import TypeVar
 
 from core.kv_layout import KVLayout
+from core.worker_status import num_pairs
 from router.config import PlanSetting, RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.distance import Distances
@@ -177,15 +178,18 @@ class _Costs:
         speed = speeds.beside if self._is_crowded(worker) else speeds.alone
         num_streams = worker.num_streams
         chunk = self._chunk(worker, num_streams + worker.num_ahead_tokens > 0)
-        step = speed.prefill + speed.stream * num_streams
+        of_streams = speed.stream * num_streams + (speed.kv * worker.num_kv_tokens if num_streams else 0.0)
+        step = speed.prefill + of_streams
         num_uncached = max(1, self._demand.num_tokens - worker.num_cached_tokens)
-        queue = worker.num_ahead_tokens * (step / chunk + speed.token)
+        queue = worker.num_ahead_tokens * (step / chunk + speed.token) + worker.num_ahead_pairs * speed.pair
         if num_streams:
-            queue += speed.decode_step(num_streams) / 2  # the step that runs
+            queue += (speed.decode + of_streams) / 2  # the step that runs
         num_steps = math.ceil(num_uncached / chunk)
-        prefill = num_steps * step + num_uncached * speed.token
+        pairs = num_pairs(num_uncached, self._demand.num_tokens - num_uncached)
+        of_prompt = num_uncached * speed.token + pairs * speed.pair
+        prefill = num_steps * step + of_prompt
         # a step with a chunk in it is longer by the chunk; the tokens of the streams come with it
-        added = num_steps * max(0.0, speed.prefill - speed.decode) + num_uncached * speed.token
+        added = num_steps * max(0.0, speed.prefill - speed.decode) + of_prompt
         reading = self._reading(worker, queue, prefill, added * (num_streams + lost))
         return _Option(self._plan(Plan.LOCAL, decoding), reading.cost + decoding.cost, reading, decoding)
 
@@ -194,9 +198,11 @@ class _Costs:
         demand, speed = self._demand, self._speeds(worker).alone
         num_others = max(worker.num_streams, worker.num_seqs)
         num_steps = demand.num_output_tokens
-        decode = num_steps * speed.decode_step(num_others + demand.num_samples)
-        slowdown = num_steps * speed.stream * demand.num_samples * num_others
-        wait = 0.0 if worker.has_room(demand) else self._wait(worker, speed.decode_step(num_others))
+        num_own_kv = demand.num_samples * demand.num_tokens
+        step = speed.decode_step(num_others, worker.num_kv_tokens)
+        added = speed.stream * demand.num_samples + speed.kv * num_own_kv
+        decode, slowdown = num_steps * (step + added), num_steps * added * num_others
+        wait = 0.0 if worker.has_room(demand) else self._wait(worker, step)
         num_missing = max(0, demand.num_tokens - worker.num_cached_tokens)
         num_bytes = num_missing * worker.layout.bytes_per_token
         return _Decoding(worker, decode, slowdown, wait, num_bytes, decode + slowdown + wait)
@@ -234,7 +240,10 @@ class _Costs:
         chunk = self._chunk(worker, False)
         num_uncached = max(1, self._demand.num_tokens - num_cached_tokens)
         queue = worker.num_ahead_tokens * (speed.prefill / chunk + speed.token)
+        queue += worker.num_ahead_pairs * speed.pair
+        pairs = num_pairs(num_uncached, self._demand.num_tokens - num_uncached)
         prefill = math.ceil(num_uncached / chunk) * speed.prefill + num_uncached * speed.token
+        prefill += pairs * speed.pair
         return self._reading(worker, queue, prefill, prefill * self._lost_by(worker))
 
     def _reading(self, worker: Candidate, queue: float, prefill: float, slowdown: float) -> _Reading:

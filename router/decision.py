@@ -43,9 +43,10 @@ class Candidate:
     """A worker as placement sees it. `num_cached_tokens`: prefix it will hold by when it begins to read;
     `num_told_tokens`: prefix that it has told it holds now.
 
-    `num_ahead_tokens`: prompt tokens that it computes first. `num_streams`: sequences that get a token each
-    step; `num_active`: these and those that wait for it to read them; `num_seqs`: all that have a place or
-    wait for one. `num_pending_blocks`: taken since its status.
+    `num_ahead_tokens`, `num_ahead_pairs`: prompt tokens that it computes first, and the pairs of one of them
+    and one before it. `num_streams`: sequences that get a token each step; `num_kv_tokens`: KV that requests
+    hold; `num_active`: the streams and those that wait for it to read them; `num_seqs`: all that have a place
+    or wait for one. `num_pending_blocks`: taken since its status.
     `pace`: how much longer reading takes there than its speeds say. `handoffs`: what KV costs from there to
     a decode worker. `is_handoff_target`: whether KV may be sent to it (a decode worker whose transfers just
     failed may still prefill).
@@ -62,6 +63,8 @@ class Candidate:
     num_cached_tokens: int = 0
     num_told_tokens: int = 0
     num_ahead_tokens: int = 0
+    num_ahead_pairs: float = 0.0
+    num_kv_tokens: int = 0
     num_streams: int = 0
     num_active: int = 0
     num_seqs: int = 0

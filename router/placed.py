@@ -14,6 +14,7 @@ from core.block_hash import BlockHash
 from core.clock import Clock
 from core.ids import RequestId
 from core.kv_layout import KVLayout
+from core.worker_status import num_pairs
 from router.decision import Decision, Demand
 from router.metrics import RouterMetrics
 from router.speed_book import SpeedBook
@@ -90,6 +91,7 @@ class Placed:
             num_missing = max(1, demand.num_tokens - num_cached)
             reservation = Reservation(
                 num_tokens=num_missing if entry is reader else 0,
+                num_pairs=num_pairs(num_missing, num_cached) if entry is reader else 0.0,
                 num_seqs=demand.num_samples,
                 made_at=self._placed_at,
                 num_blocks=candidate.layout.num_blocks(num_missing) + demand.num_samples,

@@ -198,6 +198,8 @@ class Search:
             num_cached_tokens=num_cached * layout.block_size,
             num_told_tokens=num_told * layout.block_size,
             num_ahead_tokens=entry.num_ahead_tokens,
+            num_ahead_pairs=entry.num_ahead_pairs,
+            num_kv_tokens=entry.num_kv_blocks * layout.block_size,
             num_streams=entry.num_streams,
             num_seqs=entry.num_seqs,
             num_active=entry.num_active,

@@ -16,20 +16,29 @@ from router.config import RouterConfig
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Milliseconds of a step: `decode + streams × stream`, with prompt tokens in it
-    `prefill + streams × stream + tokens × token`.
+    """Milliseconds of a step: `decode + streams × stream + their KV tokens × kv`, with prompt tokens in it
+    `prefill + tokens × token + pairs × pair` and what the streams add. See `StepCost`.
     """
 
     decode: float
     stream: float
     prefill: float
     token: float
+    kv: float = 0.0
+    pair: float = 0.0
 
-    def decode_step(self, num_streams: int) -> float:
-        return self.decode + self.stream * num_streams
+    def decode_step(self, num_streams: int, num_kv_tokens: int = 0) -> float:
+        return self.decode + self.stream * num_streams + self.kv * num_kv_tokens
 
     def times(self, factor: float) -> Speed:
-        return Speed(self.decode * factor, self.stream * factor, self.prefill * factor, self.token * factor)
+        return Speed(
+            self.decode * factor,
+            self.stream * factor,
+            self.prefill * factor,
+            self.token * factor,
+            self.kv * factor,
+            self.pair * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +96,8 @@ def measured_speeds(status: WorkerStatus | None, assumed: Speeds, config: Router
             max(beside.stream, least.stream),
             max(beside.prefill, least.prefill),
             max(beside.token, least.token),
+            max(beside.kv, least.kv),
+            max(beside.pair, least.pair),
         ),
     )
 
@@ -96,17 +107,18 @@ def _is_complete(cost: StepCost) -> bool:
 
 
 def _can_decode(cost: StepCost) -> bool:
-    return cost.decode_s + cost.stream_s > 0.0
+    return cost.decode_s + cost.stream_s + cost.kv_s > 0.0
 
 
 def _can_read(cost: StepCost) -> bool:
-    return cost.prefill_s + cost.token_s > 0.0
+    return cost.prefill_s + cost.token_s + cost.pair_s > 0.0
 
 
 def _filled(cost: StepCost, rest: Speed) -> Speed:
-    decoding = (cost.decode_s * 1e3, cost.stream_s * 1e3) if _can_decode(cost) else (rest.decode, rest.stream)
-    reading = (cost.prefill_s * 1e3, cost.token_s * 1e3) if _can_read(cost) else (rest.prefill, rest.token)
-    return Speed(*decoding, *reading)
+    source = Speed(cost.decode_s, cost.stream_s, cost.prefill_s, cost.token_s, cost.kv_s, cost.pair_s)
+    own = source.times(1e3)
+    decoding, reading = own if _can_decode(cost) else rest, own if _can_read(cost) else rest
+    return Speed(decoding.decode, decoding.stream, reading.prefill, reading.token, decoding.kv, reading.pair)
 
 
 def _average(costs: list[StepCost], rest: Speed) -> Speed:
@@ -117,6 +129,8 @@ def _average(costs: list[StepCost], rest: Speed) -> Speed:
         _mean([cost.stream_s for cost in decoding]),
         _mean([cost.prefill_s for cost in reading]),
         _mean([cost.token_s for cost in reading]),
+        _mean([cost.kv_s for cost in decoding]),
+        _mean([cost.pair_s for cost in reading]),
     )
     return _filled(mean, rest)
 

@@ -36,12 +36,13 @@ class WorkerState(StrEnum):
 class Reservation:
     """Load of this router's on a worker, from the decision until it is released.
 
-    `num_tokens` are to be read, 0 once they are; `num_blocks` will be taken.
+    `num_tokens` are to be read and attend to `num_pairs`, 0 once they are; `num_blocks` will be taken.
     """
 
     num_tokens: int
     num_seqs: int
     made_at: float
+    num_pairs: float = 0.0
     num_blocks: int = 0
     is_streaming: bool = False
     is_released: bool = False
@@ -57,6 +58,7 @@ class _Load:
     """Tokens to read, sequences, those of the sequences that stream, and those whose KV is still to come."""
 
     num_tokens: int = 0
+    num_pairs: float = 0.0
     num_seqs: int = 0
     num_streams: int = 0
     num_arriving: int = 0
@@ -107,6 +109,16 @@ class WorkerEntry:
         return self._own.num_tokens + self._foreign.num_tokens
 
     @property
+    def num_ahead_pairs(self) -> float:
+        """What those of this router attend to; of what others placed only the tokens are known."""
+        return self._own.num_pairs
+
+    @property
+    def num_kv_blocks(self) -> int:
+        """Blocks that requests hold there, or will when what was promised since its last status has come."""
+        return self._num_pending_blocks + (0 if self.status is None else self.status.num_held_blocks)
+
+    @property
     def num_seqs(self) -> int:
         """Sequences that it has or will have, whoever placed them."""
         return self._own.num_seqs + self._foreign.num_seqs
@@ -129,6 +141,7 @@ class WorkerEntry:
     def reserve(self, reservation: Reservation) -> None:
         """Count load that is on its way to the worker, until it is released."""
         self._own.num_tokens += reservation.num_tokens
+        self._own.num_pairs += reservation.num_pairs
         self._own.num_seqs += reservation.num_seqs
         self._own.num_arriving += reservation.num_seqs if reservation.is_arriving else 0
         self._num_pending_blocks += reservation.num_blocks
@@ -138,8 +151,10 @@ class WorkerEntry:
         if not reservation.is_released and not reservation.is_streaming:
             self._own.num_arriving -= reservation.num_seqs if reservation.is_arriving else 0
             self._own.num_tokens -= reservation.num_tokens
+            self._own.num_pairs -= reservation.num_pairs
             self._own.num_streams += reservation.num_seqs
             reservation.num_tokens = 0
+            reservation.num_pairs = 0.0
             reservation.is_streaming = True
 
     def release(self, reservation: Reservation) -> None:
@@ -148,6 +163,7 @@ class WorkerEntry:
             return
         reservation.is_released = True
         self._own.num_tokens -= reservation.num_tokens
+        self._own.num_pairs -= reservation.num_pairs
         self._own.num_seqs -= reservation.num_seqs
         self._own.num_streams -= reservation.num_seqs if reservation.is_streaming else 0
         self._own.num_arriving -= reservation.num_seqs if reservation.is_arriving else 0
@@ -165,7 +181,11 @@ class WorkerEntry:
         num_foreign = max(0, num_seqs - own.num_seqs)
         # the worker's count of our own tokens may be larger than ours: it does not know what will be cached
         num_tokens = min(num_unread - own.num_tokens, num_unread * num_foreign // max(1, num_seqs))
-        self._foreign = _Load(max(0, num_tokens), num_foreign, max(0, num_streams - own.num_seqs))
+        self._foreign = _Load(
+            num_tokens=max(0, num_tokens),
+            num_seqs=num_foreign,
+            num_streams=max(0, num_streams - own.num_seqs),
+        )
         self._num_pending_blocks = 0
 
     def on_abandon(self, call: Callable[[], object]) -> Callable[[], None]:

@@ -119,7 +119,7 @@ cancel_jobs = st.builds(
     st.none() | st.integers(min_value=0, max_value=2**31 - 1),
 )
 
-step_costs = st.builds(StepCost, seconds, seconds, seconds, seconds)
+step_costs = st.builds(StepCost, seconds, seconds, seconds, seconds, seconds, seconds)
 statuses = st.builds(
     WorkerStatus,
     ref=worker_refs,
