@@ -29,11 +29,13 @@ class Deployment:
     timeout_s: float = 600.0
     prefill: PrefillConfig = field(default_factory=PrefillConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
-    router: RouterConfig = field(default_factory=RouterConfig)
+    router: RouterConfig = field(default_factory=lambda: RouterConfig(pull_timeout_s=0.0))
     way: Way = field(default_factory=Way)
     is_leaping: bool = True
 
     def __post_init__(self) -> None:
+        if self.router.pull_timeout_s:
+            raise ValueError("router.pull_timeout_s must be 0: pulling KV back is not simulated")
         if self.num_prefill < 0:
             raise ValueError("num_prefill must not be negative")
         for name in ("num_decode", "num_blocks", "max_context"):

@@ -26,6 +26,7 @@ from core.ids import Epoch, Role, WorkerId, WorkerRef
 from core.worker_status import Announcement
 
 _MAX_TOKENS = 2048
+_REPEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class Simulation:
         self.events = Events()
         self._deployment = deployment
         self._chance = random.Random(seed)
+        self._last_s = 0.0
         message_s = deployment.link.latency_s
         self.fleet = Fleet(deployment.router, self.events, message_s)
         self.router = Dispatch(
@@ -79,7 +81,9 @@ class Simulation:
         for site in self._sites():
             site.teller.publish(0.0, site.loop.status())
         if arrivals:
+            self._last_s = arrivals[-1].arrival_s
             self.events.at(arrivals[0].arrival_s, self._arrive, arrivals, records, 0)
+        self.events.after(_REPEAT_S, self._repeat)
         self.events.run()
         self.check()
         sites = [_report(site) for site in self._sites()]
@@ -95,6 +99,14 @@ class Simulation:
             assert site.runner.cache.allocator.num_held == 0
         for entry in self.fleet.entries():
             assert entry.num_reserved_seqs == 0, f"{entry.ref.worker_id} is reserved"
+
+    def _repeat(self) -> None:
+        """Workers without work are heard, too."""
+        for site in self._sites():
+            if not site.has_work:
+                site.teller.repeat()
+        if self.events.now() < self._last_s or self.router.num_open:
+            self.events.after(_REPEAT_S, self._repeat)
 
     def _arrive(self, arrivals: Sequence[Arrival], records: Sequence[Record], index: int) -> None:
         item = arrivals[index]

@@ -26,8 +26,8 @@ def _log(outcome: Outcome) -> list[Any]:
     [
         {},
         {"num_prefill": 0, "num_decode": 3},
-        {"router": RouterConfig(plan=PlanSetting.REMOTE)},
-        {"router": RouterConfig(policy=PolicySetting.ROUND_ROBIN)},
+        {"router": RouterConfig(plan=PlanSetting.REMOTE, pull_timeout_s=0.0)},
+        {"router": RouterConfig(policy=PolicySetting.ROUND_ROBIN, pull_timeout_s=0.0)},
         {"num_blocks": 120},
     ],
     ids=["mixed", "aggregated", "remote", "round robin", "few blocks"],

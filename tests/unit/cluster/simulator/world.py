@@ -27,7 +27,7 @@ SMALL = Deployment(
     max_context=16_384,
     prefill=PrefillConfig(token_budget=2048),
     decode=DecodeConfig(max_num_seqs=16, token_budget=512, prefill_chunk=256),
-    router=RouterConfig(),
+    router=RouterConfig(pull_timeout_s=0.0),
 )
 
 

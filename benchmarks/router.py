@@ -1,0 +1,243 @@
+"""Placement policies side by side on a real trace: hit rate, latencies, goodput, and who starves.
+
+`python -m benchmarks.router [--trace mooncake_conversation.jsonl.gz]` simulates the same workers with the same
+caches under each policy, at several multiples of the trace's rate, and prints one line each. The trace is a
+Mooncake one, whose ids of 512-token blocks say what prompts share (kvcache-ai/Mooncake, FAST25-release/traces,
+Apache-2.0); it is looked for in the folder that BATON_TRACES names, too. Its times are rounded to 3 s, over
+which requests are spread evenly.
+
+The other routers' settings were tuned by `--tune` on the first part of the trace (`TUNING`); ours has its
+defaults. What is reported is from another part (`TEST`), behind requests that fill the caches and do not
+count. `--impair` loses, delays and disorders the events that tell of cached blocks. `--aggregated`: every
+worker reads and decodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.rivals import CacheAware, CacheAwareRouter, KvCost, KvCostRouter
+from cluster.loadtest.goodput import Slo, Summary, summarize
+from cluster.loadtest.traces import TraceRecord, read_trace
+from cluster.simulator.choosing import Chooser
+from cluster.simulator.deployment import Deployment
+from cluster.simulator.record import Record
+from cluster.simulator.simulation import Simulation
+from cluster.simulator.step_price import LinkPrice, StepPrice
+from cluster.simulator.teller import Way
+from cluster.simulator.workload import arrivals_of
+from core.kv_layout import KVLayout
+from decode_worker.config import DecodeConfig
+from prefill_worker.config import PrefillConfig
+from router.config import PlanSetting, PolicySetting, RouterConfig
+
+TRACE = "mooncake_conversation.jsonl.gz"
+SLO = Slo(ttft_s=4.0, itl_s=0.05)
+TUNING, TEST, NUM_WARM_UP = slice(0, 1500), slice(5000, 8000), 500
+SPEEDS = (2.0, 2.5, 3.0, 3.5)
+NUM_WORKERS = 8
+
+# An 8B model in bfloat16 on one 80 GB GPU of 989 TFLOP/s and 3.35 TB/s, at half of the one and 80 % of the other:
+# 16 GB of weights are read in 6 ms, a token of a prompt takes 16 GFLOP, and attention 2 × 2 × 32 × 4096 FLOP for
+# each pair; KV of 128 KiB a token. 56 GB are left for KV.
+PRICE = StepPrice(fixed_s=0.007, token_s=32e-6, pair_s=1.1e-9, stream_s=20e-6, kv_s=49e-9)
+LAYOUT = KVLayout("8b", num_layers=32, num_kv_heads=8, head_dim=128, block_size=512, dtype="bfloat16")
+KV_TOKENS = 430_000
+LINK = LinkPrice(bytes_per_s=25e9)  # 200 Gbit/s
+
+IMPAIRED = (
+    ("10 % lost", Way(loss=0.1)),
+    ("1 s late", Way(delay_s=1.0)),
+    ("10 % lost, 1 to 2 s late, out of order", Way(delay_s=1.0, jitter_s=1.0, loss=0.1)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`make` is of another router; without it, one of ours."""
+
+    name: str
+    setting: PolicySetting = PolicySetting.COST
+    make: Callable[[], Chooser] | None = None
+
+
+def kv_cost(cost: KvCost) -> Callable[[], Chooser]:
+    return lambda: KvCostRouter(cost)
+
+
+def cache_aware(settings: CacheAware) -> Callable[[], Chooser]:
+    return lambda: CacheAwareRouter(settings)
+
+
+def policies(is_aggregated: bool) -> list[Policy]:
+    """All of them, tuned for the deployment."""
+    dynamo, gateway = TUNED[is_aggregated]
+    return [
+        Policy("ours"),
+        Policy("kv cost, tuned", make=kv_cost(dynamo)),
+        Policy("kv cost, defaults", make=kv_cost(KvCost())),
+        Policy("cache_aware, tuned", make=cache_aware(gateway)),
+        Policy("cache_aware, defaults", make=cache_aware(CacheAware())),
+        Policy("prefix_affinity", PolicySetting.PREFIX_AFFINITY),
+        Policy("least_loaded", PolicySetting.LEAST_LOADED),
+        Policy("power_of_two", PolicySetting.POWER_OF_TWO),
+        Policy("round_robin", PolicySetting.ROUND_ROBIN),
+    ]
+
+
+TUNED = {
+    False: (KvCost(), CacheAware()),
+    True: (KvCost(), CacheAware()),
+}
+
+
+def grid(is_aggregated: bool) -> Iterator[Policy]:
+    """What the other routers are tried with."""
+    if is_aggregated:
+        costs = [KvCost(scale=scale) for scale in (0.5, 1.0, 2.0, 4.0)]
+    else:
+        costs = [KvCost(local_tokens=tokens) for tokens in (0, 2048, 8192, 32768)]
+    costs += [KvCost(credit=0.75), KvCost(is_product=True), KvCost(decay=1.0), KvCost(temperature=0.05)]
+    for cost in costs:
+        yield Policy(repr(cost), make=kv_cost(cost))
+    for threshold, limit in itertools.product((0.1, 0.3, 0.6), (2, 8, 64)):
+        settings = CacheAware(threshold=threshold, abs_limit=limit, rel_limit=1.2)
+        yield Policy(repr(settings), make=cache_aware(settings))
+    if not is_aggregated:
+        settings = CacheAware(threshold=0.3, abs_limit=8, rel_limit=1.2, is_decode_cache_aware=True)
+        yield Policy(repr(settings), make=cache_aware(settings))
+
+
+def deployment(policy: Policy, is_aggregated: bool, way: Way) -> Deployment:
+    half = NUM_WORKERS // 2
+    return Deployment(
+        layout=LAYOUT,
+        num_blocks=KV_TOKENS // LAYOUT.block_size,
+        price=PRICE,
+        link=LINK,
+        num_prefill=0 if is_aggregated else half,
+        num_decode=NUM_WORKERS if is_aggregated else half,
+        prefill=PrefillConfig(token_budget=8192),
+        decode=DecodeConfig(max_num_seqs=128, token_budget=2048, prefill_chunk=512),
+        router=RouterConfig(
+            policy=policy.setting,
+            plan=PlanSetting.LOCAL if is_aggregated else PlanSetting.AUTO,
+            pull_timeout_s=0.0,
+        ),
+        way=way,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One run. `hit_rate`: of all prompt tokens; `least_share`: requests of the worker that got the fewest of
+    its role, by the mean of its role.
+    """
+
+    summary: Summary
+    hit_rate: float
+    least_share: float
+    plans: Counter[str]
+    took_s: float
+
+    def __str__(self) -> str:
+        summary = self.summary
+        ttft, tpot = summary.ttft, summary.tpot
+        assert ttft is not None
+        assert tpot is not None
+        plans = " ".join(f"{name} {count}" for name, count in sorted(self.plans.items()))
+        return (
+            f"goodput {summary.goodput_rps:6.2f}/s ({summary.attainment:6.1%} of {summary.offered_rps:.1f}/s)  "
+            f"hits {self.hit_rate:5.1%}  TTFT p50 {ttft.p50:6.2f} p99 {ttft.p99:6.2f} s  "
+            f"ITL p50 {tpot.p50 * 1e3:4.1f} p99 {tpot.p99 * 1e3:5.1f} ms  "
+            f"least {self.least_share:4.2f}  [{plans}] {summary.num_errors} errors, {self.took_s:.0f} s"
+        )
+
+
+def run(records: Sequence[TraceRecord], speed: float, policy: Policy, is_aggregated: bool, way: Way) -> Line:
+    """One policy on one part of the trace at one rate."""
+    began = time.process_time()
+    arrivals = arrivals_of(records, speed, spread_s=3.0)
+    start = arrivals[0].arrival_s
+    arrivals = [replace(item, arrival_s=item.arrival_s - start) for item in arrivals]
+    chooser = policy.make() if policy.make is not None else None
+    simulation = Simulation(deployment(policy, is_aggregated, way), chooser=chooser)
+    outcome = simulation.play(arrivals)
+    counted = outcome.records[NUM_WARM_UP:]
+    window_s = arrivals[-1].arrival_s - arrivals[NUM_WARM_UP].arrival_s
+    summary = summarize([record.result() for record in counted], SLO, window_s)
+    names = {site.worker_id: site.role for site in outcome.sites}
+    return Line(
+        summary,
+        sum(record.num_cached_tokens for record in counted) / sum(r.num_prompt_tokens for r in counted),
+        least_share(counted, names),
+        Counter(record.plan for record in counted),
+        time.process_time() - began,
+    )
+
+
+def least_share(records: Sequence[Record], roles: dict[str, str]) -> float:
+    """Who starves: each worker's requests, read or decoded, by the mean of its role."""
+    served = Counter[str]()
+    for record in records:
+        served.update({record.reader, record.decoder} - {""})
+    shares = []
+    for role in set(roles.values()):
+        workers = [name for name, own in roles.items() if own == role]
+        mean = sum(served[name] for name in workers) / len(workers)
+        shares += [served[name] / mean if mean else 0.0 for name in workers]
+    return min(shares)
+
+
+def find_trace(given: Path | None) -> Path | None:
+    folder = os.environ.get("BATON_TRACES")
+    for path in (given, Path(folder) / TRACE if folder else None):
+        if path is not None and path.exists():
+            return path
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", type=Path, help="a Mooncake trace; default: in the folder BATON_TRACES")
+    parser.add_argument(
+        "--speed", type=float, nargs="*", default=SPEEDS, help="multiples of the trace's rate"
+    )
+    parser.add_argument("--only", nargs="*", help="policies by name")
+    parser.add_argument("--aggregated", action="store_true", help="every worker reads and decodes")
+    parser.add_argument("--tune", action="store_true", help="try the grid on the tuning part")
+    parser.add_argument("--impair", action="store_true", help="ours, with events lost, late and unordered")
+    parser.add_argument("--tuning-part", action="store_true", help="the policies on the tuning part")
+    options = parser.parse_args()
+    path = find_trace(options.trace)
+    if path is None:
+        print(f"skipped: no trace. Give --trace, or set BATON_TRACES to a folder that holds {TRACE}")
+        return 0
+    part = TUNING if options.tune or options.tuning_part else TEST
+    records = read_trace(path)[part]
+    is_aggregated = options.aggregated
+    tried = list(grid(is_aggregated)) if options.tune else policies(is_aggregated)
+    ways = [("", Way()), *IMPAIRED] if options.impair else [("", Way())]
+    if options.impair:
+        tried = [Policy("ours")]
+    if options.only:
+        tried = [policy for policy in tried if policy.name in options.only]
+    for speed in options.speed:
+        for policy, (name, way) in itertools.product(tried, ways):
+            line = run(records, speed, policy, is_aggregated, way)
+            print(f"x{speed:<4g} {name or policy.name:32} {line}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
