@@ -20,6 +20,8 @@ from core.ids import Role
 
 # times the patience upwards that a phase must have had workers to spare before it gives one away
 _GENEROUS_AFTER = 3.0
+# times its usual start, after which a replica that does not run is given up
+_LATE_AFTER = 10.0
 
 
 def decide(load: Load, config: AutoscalingConfig, state: State, now: float) -> tuple[Decision, State]:
@@ -101,10 +103,21 @@ class _Question:
         wanted = supply
         if least > supply:
             wanted = least
-        elif most is not None and most < supply:
+        elif most is not None and most < supply and not self._is_settling(role):
             # the last one leaves only when nothing was asked for long
             wanted = max(1, most)
         return self._config.within(role, wanted)
+
+    def _is_settling(self, role: Role) -> bool:
+        """Whether what was asked for last has not had its time: to start, and then to show what it does. A
+        replica that does not start at all is not waited for for ever.
+        """
+        grown_at, config = self._pools[role].slow.grown_at, self._config
+        if grown_at is None:
+            return False
+        pool = self._load.pool(role)
+        starts = 1.0 if pool.num_running >= pool.num_target else _LATE_AFTER
+        return self._now - grown_at < starts * config.startup_s + config.scale_down_delay_s
 
     def _rule(self, role: Role, wanted: int) -> Rule:
         supply, need = self._load.supply(role), self._needs[role].num_workers

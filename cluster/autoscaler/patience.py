@@ -31,14 +31,15 @@ class Sample:
 @dataclass(frozen=True, slots=True)
 class Patience:
     """`recent` are the needs of the last seconds, `peaks` those that none after them exceeded. `known_since`
-    and `complete_since`: from when on there is no gap in either. `shrunk_at` and `shrunk_to`: the last time;
-    `regret`: below this need, so few workers may be tried again.
+    and `complete_since`: from when on there is no gap in either. `grown_at`, `shrunk_at` and `shrunk_to`:
+    the last time; `regret`: below this need, so few workers may be tried again.
     """
 
     recent: tuple[Sample, ...] = ()
     peaks: tuple[Sample, ...] = ()
     known_since: float | None = None
     complete_since: float | None = None
+    grown_at: float | None = None
     shrunk_at: float | None = None
     shrunk_to: int = 0
     regret: float | None = None
@@ -82,9 +83,9 @@ class Patience:
     def grown(self, now: float, down_s: float) -> Patience:
         """The pool grows. If it shrank not long ago, that was a mistake."""
         if self.shrunk_at is None or now - self.shrunk_at > _REMEMBERED * down_s:
-            return self
+            return replace(self, grown_at=now)
         regret = _REGRET * self.shrunk_to if self.regret is None else _REGRET_DECAY * self.regret
-        return replace(self, regret=regret, shrunk_at=None)
+        return replace(self, regret=regret, grown_at=now, shrunk_at=None)
 
     def shrunk(self, now: float, num_workers: int) -> Patience:
         """The pool shrinks to `num_workers`."""

@@ -1,6 +1,6 @@
 """ScalingPolicy: the application's autoscaling policy, as Ray Serve calls it.
 
-Owns the translation between Serve's contexts and ours. Lives in Serve's controller and is called there ten
+Owns which of Serve's contexts is whose. Lives in Serve's controller and is called there ten
 times a second, for all deployments at once: it never blocks and never raises, since an exception would stop
 the control loop of every application. Serve pickles this module by value; all else is imported.
 """
@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.autoscaler.config import AutoscalingConfig
+from cluster.autoscaler.contexts import fleet_of
 from cluster.autoscaler.controller import Controller
-from cluster.autoscaler.meter import Fleet, Report
 from cluster.autoscaler.outlet import Outlet
 from core.config import from_mapping
 from core.ids import Role
@@ -52,24 +52,7 @@ class ScalingPolicy:
                 {role: context.target_num_replicas for role, (_, context) in pools.items()}
             )
             return {}
-        fleets = {role: _fleet(context) for role, (_, context) in pools.items()}
-        wanted = self._controller.answer(fleets, _fleet(by_name[self._router][1]), now, time.time())
+        fleets = {role: fleet_of(context) for role, (_, context) in pools.items()}
+        wanted = self._controller.answer(fleets, fleet_of(by_name[self._router][1]), now, time.time())
         self._has_failed = False
         return {key: wanted[role] for role, (key, _) in pools.items()}
-
-
-def _fleet(context: Any) -> Fleet:
-    """A deployment's replicas, and the last point of each series that they sent."""
-    stats: dict[str, dict[str, float]] = {}
-    times: dict[str, float] = {}
-    for name, series_of in (context.raw_metrics or {}).items():
-        for replica, series in series_of.items():
-            if series:
-                key = replica.unique_id
-                stats.setdefault(key, {})[name] = series[-1].value
-                times[key] = max(times.get(key, 0.0), series[-1].timestamp)
-    return Fleet(
-        context.current_num_replicas,
-        context.target_num_replicas,
-        [Report(replica, times[replica], stats[replica]) for replica in stats],
-    )

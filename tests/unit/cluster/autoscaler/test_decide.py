@@ -90,6 +90,14 @@ def test_replicas_that_are_starting_are_not_asked_for_again() -> None:
     assert asked.seconds(20, starting).prefill.num_replicas == 4
 
 
+def test_replicas_that_are_starting_get_the_time_to_show_what_they_do() -> None:
+    asked = Asked()
+    asked.seconds(5, pair(COMING))
+    quiet = replace(pair(replace(QUIET, num_open=1)), prefill=PoolCount(4, 1))
+    assert asked.seconds(50, quiet).prefill.num_replicas == 4, "a start takes 5 s, but they are not there"
+    assert asked.seconds(15, quiet).prefill.num_replicas == 1, "and do not come"
+
+
 def test_the_bounds_of_a_pool_hold_and_are_named() -> None:
     asked = Asked(replace(CONFIG, max_prefill_workers=2))
     full = load_of(worker("p", Role.PREFILL), worker("q", Role.PREFILL), router=COMING)
