@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 
 from benchmarks.streaming import Stream
+from cluster.loadtest.goodput import percentile
 
 
 class NoOverlap(Exception):
@@ -41,17 +42,6 @@ class Summary:
     def gap_ratio(self) -> float | None:
         """The longest gap in units of the median one."""
         return ratio(self.longest_gap, self.itl_p50)
-
-
-def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Interpolated between the two nearest ranks; None of nothing."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    rank = (len(ordered) - 1) * percent / 100
-    low = int(rank)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
 def ratio(value: float | None, other: float | None) -> float | None:

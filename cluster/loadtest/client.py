@@ -8,7 +8,7 @@ none fails because the server closed an idle one. Runs on the load test's event 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -110,6 +110,11 @@ class Call:
     @property
     def usage(self) -> dict[str, Any]:
         return self._answer.usage
+
+    @property
+    def times(self) -> Sequence[float]:
+        """Of the events with text so far."""
+        return self._answer.times
 
     @property
     def has_first_token(self) -> bool:

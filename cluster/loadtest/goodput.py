@@ -111,6 +111,11 @@ def percentiles(values: Iterable[float]) -> Percentiles | None:
     return Percentiles(int(found.size), p50, p90, p95, p99, float(found.max()))
 
 
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Interpolated between the two nearest ranks; None of nothing."""
+    return float(np.percentile(values, percent)) if len(values) else None
+
+
 def summarize(records: Sequence[RequestRecord], slo: Slo, window_s: float) -> Summary:
     """`window_s`: how long requests were due, for instance their number over the offered rate; of a closed
     loop the time that it took. Raises ValueError for a window of no length.

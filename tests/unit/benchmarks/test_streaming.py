@@ -1,86 +1,56 @@
-"""Only a complete stream is a result."""
+"""Only the answer that was asked for is a result. How a stream is read: tests/unit/cluster/loadtest."""
 
 from __future__ import annotations
 
-import asyncio
-import json
 from typing import Any
 
 import pytest
 
-from benchmarks.streaming import Ask, BrokenStream, Call, Endpoint, Stream
+from benchmarks.streaming import Ask, BrokenStream, Call, Endpoint, Stream, whole_stream
+from cluster.loadtest.record import Outcome, RequestRecord
 
 ASK = Ask("a prompt", 4, 3)
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-END = b"0\r\n\r\n"
 
 
-def event(text: str, finish_reason: str | None = None, **more: Any) -> bytes:
-    return _data({"choices": [{"text": text, "finish_reason": finish_reason}], **more})
+def record(**more: Any) -> RequestRecord:
+    given: dict[str, Any] = {
+        "index": 0,
+        "due_s": 1.0,
+        "sent_s": 1.0,
+        "ended_s": 3.0,
+        "outcome": Outcome.COMPLETED,
+        "event_times_s": (2.0, 2.5),
+        "num_prompt_tokens": 4,
+        "num_output_tokens": 3,
+        "num_cached_tokens": 2,
+        "finish_reason": "length",
+    }
+    return RequestRecord(**{**given, **more})
 
 
-def usage(num_output_tokens: int = 3, num_prompt_tokens: int = 4) -> bytes:
-    counts = {"completion_tokens": num_output_tokens, "prompt_tokens": num_prompt_tokens}
-    return _data({"choices": [], "usage": {**counts, "prompt_tokens_details": {"cached_tokens": 2}}})
-
-
-def _data(body: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
-
-
-DONE = b"data: [DONE]\n\n"
-WHOLE = (event("a"), event(""), event("b", "length"), usage(), DONE)
-
-
-def chunk(data: bytes) -> bytes:
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-async def read(*pieces: bytes) -> Stream:
-    reader = asyncio.StreamReader()
-    for piece in pieces:
-        reader.feed_data(piece)
-    reader.feed_eof()
-    return await Call(Endpoint(1, "m"), ASK).read(reader, due_at=0.0)
-
-
-async def test_a_complete_stream_has_the_times_of_its_texts_and_the_servers_counts() -> None:
-    stream = await read(HEAD, *map(chunk, WHOLE), END)
-    assert stream.text == "ab"
-    assert len(stream.times) == 2, "an event without text is not a token that a client sees"
-    assert (stream.num_prompt_tokens, stream.num_output_tokens, stream.num_cached_tokens) == (4, 3, 2)
-    assert 0.0 < stream.times[0] <= stream.times[1] <= stream.ended_at
-
-
-async def test_events_need_not_begin_where_chunks_do() -> None:
-    body = b"".join(WHOLE)
-    pieces = [body[start : start + 7] for start in range(0, len(body), 7)]
-    assert (await read(HEAD, *map(chunk, pieces), END)).text == "ab"
-
-
-async def test_a_body_without_length_lasts_until_the_connection_closes() -> None:
-    assert (await read(b"HTTP/1.1 200 OK\r\n\r\n", *WHOLE)).text == "ab"
+def test_a_whole_answer_has_the_times_of_its_texts_and_the_servers_counts() -> None:
+    assert whole_stream(record(), ASK, "ab") == Stream(1.0, (2.0, 2.5), 3.0, 4, 3, 2, "ab")
+    assert whole_stream(record(num_prompt_tokens=6), ASK, "ab").num_prompt_tokens == 6, (
+        "counts may differ by two"
+    )
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"),
+    ("more", "message"),
     [
-        ([HEAD, *map(chunk, WHOLE)], "cut in the middle"),
-        ([HEAD, chunk(WHOLE[0])[:-4]], "cut in the middle"),
-        ([HEAD, *map(chunk, WHOLE[:-1]), END], "without .DONE. after 2 events"),
-        ([HEAD, *map(chunk, (event("a", "stop"), usage(), DONE)), END], "finish reason stop"),
-        ([HEAD, *map(chunk, (event("a", "length"), usage(2), DONE)), END], "2 tokens instead of 3"),
-        ([HEAD, *map(chunk, (event("a", "length"), DONE)), END], "None tokens instead of 3"),
-        ([HEAD, *map(chunk, (event("a", "length"), usage(3, 7), DONE)), END], "read 7 prompt tokens, not 4"),
-        (
-            [HEAD, *map(chunk, (event("a"), event("", error={"message": "lost"}))), END],
-            "after 1 events.*lost",
-        ),
-        ([HEAD, *map(chunk, (event("", "length"), usage(), DONE)), END], "no text"),
-        ([b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy"], "status 503: busy"),
-        ([b""], "closed before the answer began"),
+        ({"outcome": Outcome.ERROR, "detail": "the answer was cut off"}, "cut off"),
+        ({"outcome": Outcome.REFUSED, "detail": "status 503: busy"}, "status 503: busy"),
+        ({"finish_reason": "stop"}, "finish reason stop"),
+        ({"num_output_tokens": 2}, "2 tokens instead of 3"),
+        ({"has_usage": False}, "did not count"),
+        ({"num_prompt_tokens": 7}, "read 7 prompt tokens, not 4"),
+        ({"event_times_s": ()}, "no text"),
     ],
 )
-async def test_anything_less_is_broken(pieces: list[bytes], message: str) -> None:
+def test_anything_less_is_broken(more: dict[str, Any], message: str) -> None:
     with pytest.raises(BrokenStream, match=message):
-        await read(*pieces)
+        whole_stream(record(**more), ASK, "ab")
+
+
+def test_a_call_that_has_not_begun_has_no_times() -> None:
+    assert list(Call(Endpoint(1, "m"), ASK).times) == []
