@@ -14,12 +14,12 @@ from benchmarks.measures import (
     gaps_before,
     gaps_during,
     medians,
-    percentile,
     ratio,
     shares,
     summarize_batch,
     summarize_interruption,
 )
+from cluster.loadtest.goodput import percentile
 from tests.unit.benchmarks.streams import stream
 
 VALUES = st.lists(st.floats(min_value=-1e6, max_value=1e6), min_size=1, max_size=40)
