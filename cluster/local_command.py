@@ -28,6 +28,7 @@ from cluster.sample import wait_until_ready
 from cluster.serve_command import base_url, show_service
 from cluster.steps import Steps
 from cluster.stopper import Stopper, StopRequested
+from core.errors import InvalidConfig
 
 _LAST_EVENTS_S = 5.0
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 def serve_local(config: BatonConfig, console: Console) -> int:
     """Start, stay until SIGINT or SIGTERM, stop. Returns the exit status."""
+    if config.autoscaling.is_enabled:
+        message = "autoscaling.is_enabled has no meaning with --local: one process keeps the workers it has"
+        raise InvalidConfig(message, key="autoscaling.is_enabled")
     config, api_key = with_start_key(config)
     configure_logging(config.logging, LogLevel.WARNING)
     stopper = Stopper()
