@@ -202,7 +202,8 @@ class _Pages:
         """They tell of all tenants, so they need an operator's key where keys are asked for."""
         self._tenants.operator(request.headers.get("authorization"))
         others = await self._expositions.fetch(self._table.entries())
-        text = merge(self._metrics.exposition().decode(), others)
+        # behind one address several routers answer in turn: their series must not be taken for one
+        text = merge(self._metrics.exposition().decode(), others, {"router": self._metrics.router_id})
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     async def refused(self, request: HTTPRequest, error: Exception) -> Response:

@@ -50,14 +50,16 @@ class _Family:
         self.samples: list[str] = []
 
 
-def merge(own: str, others: Iterable[tuple[Mapping[str, str], str]]) -> bytes:
-    """`own` as it is, the samples of the others with their labels added, grouped by family.
+def merge(
+    own: str, others: Iterable[tuple[Mapping[str, str], str]], labels: Mapping[str, str] | None = None
+) -> bytes:
+    """`own` with `labels`, the samples of the others with theirs added, grouped by family.
 
     A family whose type differs from the first one seen is left out: no scraper could read it.
     """
     families: dict[str, _Family] = {}
-    for labels, text in [({}, own), *others]:
-        _add(families, labels, text)
+    for added, text in [(labels or {}, own), *others]:
+        _add(families, added, text)
     lines = [line for family in families.values() for line in (*family.header.values(), *family.samples)]
     return ("\n".join(lines) + "\n").encode()
 

@@ -6,6 +6,7 @@ label. The merged scrape of all workers is in `exposition`. Used on the event lo
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,6 +73,7 @@ class RouterMetrics:
         self.registry = CollectorRegistry()
         self.work = WorkMeter()
         self.num_waiting = self.num_running = 0
+        self.router_id = secrets.token_hex(4)
         labels = ("endpoint", "model")
         self._started = Counter(
             telemetry.REQUESTS_STARTED, "Requests received.", labels, registry=self.registry

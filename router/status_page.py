@@ -8,7 +8,6 @@ inline. Lives on the event loop.
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +68,6 @@ class StatusPage:
         self._tenants = tenants
         self._recent = recent
         self._clock = clock
-        self._id = secrets.token_hex(4)
         self._started_at = clock.now()
         self._files = {path.name: path.read_bytes() for path in _FOLDER.iterdir() if path.suffix in _TYPES}
 
@@ -98,7 +96,7 @@ class StatusPage:
         return {
             "now_s": time.time(),
             "router": {
-                "id": self._id,
+                "id": self._metrics.router_id,
                 "model": self._model,
                 "policy": str(self._config.policy),
                 "plan": str(self._config.plan),

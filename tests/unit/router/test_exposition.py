@@ -92,3 +92,10 @@ async def test_a_worker_that_does_not_answer_is_shown_as_last_known_and_holds_no
     found = {labels["worker_id"]: text for labels, text in await expositions.fetch(entries)}
     assert found == {"slow": "# TYPE a gauge\na 1\n", "quick": "# TYPE a gauge\na 3\n"}
     assert [labels["worker_id"] for labels, _ in await expositions.fetch(entries[1:])] == ["quick"]
+
+
+def test_the_routers_own_series_carry_its_label_and_those_of_workers_do_not() -> None:
+    text = "# HELP x Text.\n# TYPE x gauge\nx 1\n"
+    merged = merge(text, [({"worker_id": "d"}, text)], {"router": "r"}).decode()
+    assert 'x{router="r"} 1' in merged
+    assert 'x{worker_id="d"} 1' in merged
