@@ -1,4 +1,5 @@
-"""The bridge against what it stands on: gRPC against a bare gRPC byte stream, shared memory against a memcpy.
+"""The bridge against what it stands on: gRPC against a bare gRPC byte stream, shared memory against a memcpy,
+a process group (gloo) against gRPC.
 
 Prefill's end runs in this process, decode's in a child, each with a real pool of blocks; decode's pool is
 written on a step thread, as a worker's is. All variants move the same payload in turn, round by round, so
@@ -36,9 +37,12 @@ from core.clock import Deadline, MonotonicClock
 from core.handoff import HandoffTicket
 from core.ids import Epoch, RequestId, Role, WorkerId, WorkerRef, new_epoch, new_ticket_id
 from core.kv_layout import KVLayout
+from core.peer_security import PeerSecurity
 from engine.kv.pool import KVPool
+from engine.pair_group import groups_of
 from kv_transfer.codec import PayloadCheck, payload_checksum
-from kv_transfer.config import BridgeConfig, ReceiverConfig, SharedMemory
+from kv_transfer.config import BridgeConfig, Distributed, ReceiverConfig, SharedMemory
+from kv_transfer.group_acceptor import offer_groups
 from kv_transfer.grpc_transport import add_kv_transfer_servicer
 from kv_transfer.metrics import TransferMetrics
 from kv_transfer.receiver import Receiver
@@ -51,6 +55,11 @@ ROOT = Path(__file__).parents[1]
 LAYOUTS = {
     "135m-fp32": KVLayout("m", num_layers=30, num_kv_heads=3, head_dim=64, block_size=16),
     "8b-bf16": KVLayout("m", num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16"),
+}
+WAYS = {
+    "grpc": BridgeConfig(shm=SharedMemory.NEVER, distributed=Distributed.NEVER),
+    "shm": BridgeConfig(shm=SharedMemory.REQUIRED, distributed=Distributed.NEVER),
+    "distributed": BridgeConfig(shm=SharedMemory.NEVER, distributed=Distributed.REQUIRED),
 }
 BARE = "/bare/Push"
 PARTS = ("gather", "checksum", "scatter", "scatter and verify")
@@ -68,6 +77,7 @@ async def serve(layout: KVLayout, num_blocks: int) -> None:
         TransferMetrics(CollectorRegistry()),
     )
     offer_shared_memory(receiver, ReceiverConfig())
+    offer_groups(receiver, ReceiverConfig(), PeerSecurity(), groups_of(KVPool(layout, 1), "127.0.0.1"))
     add_kv_transfer_servicer(server, receiver)
 
     async def take(frames: AsyncIterator[bytes], context: Any) -> None:
@@ -122,7 +132,22 @@ class Handover:
         self._ref = WorkerRef(WorkerId("prefill"), Role.PREFILL, new_epoch(), "")
         self._clock = MonotonicClock()
         metrics = TransferMetrics(CollectorRegistry())
-        self._sender = Sender(pool, self._ref, connect_as_configured(config), self._clock, metrics, config)
+        groups = groups_of(pool, "127.0.0.1")
+        connect = connect_as_configured(config, groups=groups)
+        self.pairs = metrics.pairs
+        self._sender = Sender(pool, self._ref, connect, self._clock, metrics, config)
+
+    async def meet(self) -> None:
+        """Make the pair ready, as a worker does when the other one appears."""
+        self._sender.expect([self._decode])
+        while not any(pair.is_warm for pair in self.pairs.statuses()):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+    async def first(self) -> float:
+        """Seconds of the next handover with its offer."""
+        started = time.perf_counter()
+        await self()
+        return time.perf_counter() - started
 
     async def __call__(self) -> float:
         layout, num_blocks = self._pool.layout, self._pool.num_blocks
@@ -215,8 +240,7 @@ async def measure(options: argparse.Namespace) -> None:
     layout = LAYOUTS[options.layout]
     num_blocks = layout.num_blocks(options.tokens)
     num_bytes = num_blocks * layout.block_bytes
-    grpc_config = BridgeConfig(shm=SharedMemory.NEVER)
-    shm_config = BridgeConfig(shm=SharedMemory.REQUIRED)
+    grpc_config, shm_config, group_config = (WAYS[name] for name in ("grpc", "shm", "distributed"))
     pool = filled(layout, num_blocks, 1)
     scratch = filled(layout, num_blocks, 2)
     async with decode_process(options.layout, num_blocks) as (decode, pid):
@@ -224,6 +248,7 @@ async def measure(options: argparse.Namespace) -> None:
             "grpc": Handover(pool, decode, grpc_config),
             "bare grpc": BareStream(decode, num_bytes, grpc_config),
             "shm": Handover(pool, decode, shm_config),
+            "distributed": Handover(pool, decode, group_config),
             "memcpy": Memcpy(num_bytes),
         }
         times: dict[str, list[float]] = {name: [] for name in variants}
@@ -238,13 +263,18 @@ async def measure(options: argparse.Namespace) -> None:
             for name, elapsed in stages(scratch, shm_config.staged_frame_bytes):
                 if number >= 0:
                     times.setdefault(name, []).append(elapsed)
-        for name in ("grpc", "bare grpc", "shm"):
+        for name in ("grpc", "bare grpc", "shm", "distributed"):
             await variants[name].close()
     rates = {name: num_bytes / 1e6 / statistics.median(found) for name, found in times.items()}
     what = f"{options.layout}, {options.tokens} tokens, {num_bytes / 1e6:.1f} MB, {options.rounds} rounds"
-    for name, base, config in (("grpc", "bare grpc", grpc_config), ("shm", "memcpy", shm_config)):
-        frame = config.frame_bytes if name == "grpc" else config.staged_frame_bytes
-        window = max(config.max_bytes_in_flight, 4 * frame) if name == "shm" else config.max_bytes_in_flight
+    frames = {
+        "grpc": grpc_config.frame_bytes,
+        "shm": shm_config.staged_frame_bytes,
+        "distributed": group_config.group_frame_bytes,
+    }
+    for name, base in (("grpc", "bare grpc"), ("shm", "memcpy"), ("distributed", "grpc")):
+        frame = frames[name]
+        window = max(grpc_config.max_bytes_in_flight, 0 if name == "grpc" else 4 * frame)
         paired = statistics.median(b / a for a, b in zip(times[name], times[base], strict=True))
         best = min(times[base]) / min(times[name])
         print(
