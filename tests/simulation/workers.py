@@ -199,7 +199,7 @@ class SimTransport:
     """The bridge between two processes: a `kv_transfer.transport.Transport`."""
 
     name = "loopback"
-    carriage = Carriage()
+    carriage = Carriage(name)
 
     def __init__(self, network: Network, directory: Directory, source: Process, ref: WorkerRef) -> None:
         self._network = network
