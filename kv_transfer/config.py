@@ -57,7 +57,7 @@ class BridgeConfig:
 
     `shm` chooses shared memory for decode workers on this host: `staging_bytes` of it for each of them, in
     frames of `staged_frame_bytes`. Attaching takes `attach_s` at most, and is tried again `attach_again_s`
-    after it failed.
+    after it failed, ever later if that is in vain.
 
     `cuda_ipc` chooses memory of decode's GPU, for workers on GPUs of one host that reach one another:
     `device_staging_bytes` of it for each pair, in frames of `device_frame_bytes`.

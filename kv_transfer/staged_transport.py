@@ -39,6 +39,8 @@ from kv_transfer.transport import (
 
 _log = logging.getLogger(__name__)
 
+_MAX_AGAIN_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class StagingWish:
@@ -81,6 +83,7 @@ class StagedTransport(ABC):
         self._staging: Staging | None = None
         self._fallback = Fallback.NOT_OFFERED
         self._try_again_at = float("-inf")
+        self._again_s = wish.attach_again_s
         self._attaching: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -199,10 +202,13 @@ class StagedTransport(ABC):
             attachment = await self.attach(offered, pair, num_bytes)
         except NotAttached as error:
             self._fallback = error.reason
-            self._try_again_at = asyncio.get_running_loop().time() + self._wish.attach_again_s
+            # an offer waits for each try: where it is in vain, they become rare
+            self._try_again_at = asyncio.get_running_loop().time() + self._again_s
+            self._again_s = min(2 * self._again_s, max(_MAX_AGAIN_S, self._wish.attach_again_s))
             _log.warning("no %s with decode worker %s: %s", self.name, pair.decode.worker_id, error)
         else:
             self._staging = Staging(attachment, slot_bytes)
+            self._again_s = self._wish.attach_again_s
 
     async def _take_back(self, ticket: HandoffTicket, time_left_s: float) -> None:
         """What decode reserved is of no use; if it cannot be told, its own silence rule ends the ticket."""
