@@ -63,20 +63,21 @@ class Pulls:
             self._cancels.later(leg, request_id, "the loan failed")
             code = error.code if isinstance(error, ServingError) else TransferTimeout.code
             self._metrics.pulled(code)
-            self._learn(loan, to, len(loan.block_hashes), began_at)
+            # however soon it failed, it was worth nothing
+            self._learn(loan, to, len(loan.block_hashes), self._config.pull_timeout_s)
             return 0
         legs.close(leg)
         layout = to.announcement.layout
         self._metrics.pulled("done", result.num_sent_blocks * layout.block_size)
         if result.num_sent_blocks:
-            self._learn(loan, to, result.num_sent_blocks, began_at)
+            self._learn(loan, to, result.num_sent_blocks, self._clock.now() - began_at)
         return self._told(loan, result)
 
-    def _learn(self, loan: Loan, to: WorkerEntry, num_blocks: int, began_at: float) -> None:
+    def _learn(self, loan: Loan, to: WorkerEntry, num_blocks: int, seconds: float) -> None:
         loan.source.rates.observe_handoff(
             to.ref.worker_id,
             num_blocks * to.announcement.layout.block_bytes,
-            (self._clock.now() - began_at) * 1e3,
+            seconds * 1e3,
             self._assumed,
         )
 

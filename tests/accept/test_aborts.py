@@ -18,4 +18,4 @@ def test_ten_thousand_aborts_leave_nothing_behind(models: Models, report: Report
     with GlassSystem(model, SETTINGS) as system:
         outcome = Aborts(models, model, system, NUM_ABORTS, seed=3).run()
     assert all(outcome.moments[moment] >= NUM_ABORTS / 20 for moment in Moment), outcome
-    report("c", f"{NUM_ABORTS} aborts, 2 prefill and 2 decode workers", outcome)
+    report("g", f"{NUM_ABORTS} aborts, 2 prefill and 2 decode workers", outcome)

@@ -50,5 +50,5 @@ def test_a_long_prompt_is_not_read_again_when_its_decode_worker_dies(fleet: Flee
         told.append(f"{recomputed} of {cached + recomputed} tokens ({plan}), {stall['ms'] / 1e3:.2f} s")
     assert told, "no kill has hit a stream"
     report(
-        "b", f"decode killed in an answer to {NUM_PROMPT_TOKENS} tokens: read again, pause", "; ".join(told)
+        "g", f"decode killed in an answer to {NUM_PROMPT_TOKENS} tokens: read again, pause", "; ".join(told)
     )

@@ -75,9 +75,13 @@ async def test_a_pull_that_fails_costs_no_attempt_and_the_borrower_is_told(error
         assert len(reader.decisions) == 1
         assert [job.ticket_id for job in prefill.cancels] == [decode.loans[0].ticket_id]
         assert _pulls(fleet, error.code) == 1
+        (lender,) = [entry for entry in fleet.table.entries() if entry.ref == decode.ref]
+        line = lender.rates.handoffs[prefill.ref.worker_id]
+        num_bytes = _NUM_BLOCKS * LAYOUT.block_bytes
+        assert line.fixed + line.per_byte * num_bytes > fleet.config.assumed_handoff_ms, "its price has risen"
 
 
-async def test_a_pull_that_takes_too_long_is_given_up_and_thought_slower_from_then_on() -> None:
+async def test_a_pull_that_takes_too_long_is_given_up() -> None:
     prefill, decode = _p(), _holder()
     decode.hold_loans = asyncio.Event()
     async with Fleet(prefill, decode, pull_timeout_s=0.05, **REMOTE) as fleet:
