@@ -44,6 +44,7 @@ class ServerSpec:
 
     `is_peer`: the others are compared with it. `ready`: a path that answers 200 once it can serve. `version`:
     a command whose last line of output names it. `environment`: `NAME=value`. `workloads`: letters.
+    `loadtest`: more arguments of `baton loadtest`, for what this server has its own way with.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ServerSpec:
     ready: str = "/health"
     version: str | None = None
     workloads: str = "ABCD"
+    loadtest: str = ""
     start_timeout_s: float = 600.0
     stop_timeout_s: float = 60.0
 

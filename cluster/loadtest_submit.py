@@ -26,6 +26,7 @@ from cluster.loadtest.parcel import Torn, Unwrapper
 from cluster.loadtest.report import LoadReport
 from cluster.loadtest.settings import LoadTestSettings
 from cluster.ray_environment import token_environment
+from core.errors import InvalidConfig
 
 _SETTINGS_FILE = "settings.json"
 _MODULE = "cluster.loadtest_job"
@@ -94,7 +95,10 @@ def pack(settings: LoadTestSettings, folder: Path) -> None:
 
 
 def _copied(path: Path, folder: Path) -> Path:
-    shutil.copy(path, folder / path.name)
+    try:
+        shutil.copy(path, folder / path.name)
+    except OSError as error:
+        raise InvalidConfig(f"{path} cannot be read: {error}", key=str(path)) from error
     return Path(path.name)
 
 

@@ -103,9 +103,8 @@ def test_the_exit_status_is_the_verdict(system: System, tmp_path: Path) -> None:
     status, text = loadtest("--url", "http://127.0.0.1:9", *SHORT, "--out", str(tmp_path / "none"))
     assert (status, "no result" in text) == (3, True)
     assert not (tmp_path / "none" / "report.json").exists()
-    for wrong, name in ((("--rate", "0"), "rate"), (("--isl", "many"), "isl"), ((), "rate")):
-        status, text = loadtest("--url", url, *wrong, "--out", str(tmp_path))
-        assert (status, name in text) == (2, True), text
+    status, text = loadtest("--url", url, "--rate", "0", "--out", str(tmp_path))
+    assert (status, "rate" in text) == (2, True), text
 
 
 @pytest.fixture(scope="module")
