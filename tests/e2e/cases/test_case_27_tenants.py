@@ -1,4 +1,4 @@
-"""Cases 27, 41 and 43, and what a tenant with a key may have: a real service, over HTTP."""
+"""Case 27, and what a tenant with a key may have: a real service, over HTTP."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ import orjson
 import pytest
 
 from core import telemetry
-from router.api_keys import KeyScope, new_entry, new_key
+from router.api_keys import KeyScope
 from router.key_file import editing, write_key_file
 from tests.e2e import prompts, wire
-from tests.e2e.client import COMPLETIONS, Client, assert_error_body, at_once
+from tests.e2e.client import COMPLETIONS, Client, assert_error_body
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile, System
 from tests.e2e.scrape import scrape, wait_idle, wait_until
-
-RUNNING, QUEUE = 2, 4
-
-
-def add_key(path: Path, tenant: str, scope: KeyScope = KeyScope.CLIENT) -> str:
-    key = new_key()
-    with editing(path) as content:
-        entry = new_entry(key, tenant, content.salt, scope)
-        write_key_file(path, replace(content, entries=(*content.entries, entry)))
-    return key
+from tests.e2e.tenant_keys import add_key
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +40,9 @@ def tenants(fleet: Fleet, keys: Path) -> Iterator[tuple[System, dict[str, Client
             "router.tenants.reload_s": 0.2,
             "router.tenants.usage_file": str(keys.with_name("usage.jsonl")),
             "router.tenants.limits": [
-                {"name": "a", "max_priority": 9},
                 {"name": "few", "max_requests_per_minute": 6},
                 {"name": "short", "max_output_tokens_per_minute": 40, "max_prompt_tokens_per_minute": 100},
             ],
-            "decode.max_num_seqs": RUNNING,
-            "router.max_queue": QUEUE,
             "router.plan": "local",  # one place for a prefix: near ties are left to chance
         },
         api_key=made["operator"],
@@ -121,67 +109,6 @@ def test_case_27_no_cached_prefix_is_seen_by_another_tenant(
     for field in ("cache_salt", "tenant", "adapter"):
         error = assert_error_body(b.post(COMPLETIONS, {"prompt": ids, field: "a"}), 400)
         assert error["param"] == field
-
-
-def test_case_41_overflow_is_answered_at_once_and_all_else_completely(
-    tenants: tuple[System, dict[str, Client]],
-) -> None:
-    _, clients = tenants
-    before = scrape(clients["operator"])
-
-    def one(number: int) -> tuple[int, float, wire.RawResponse]:
-        client = clients["ab"[number % 2]]
-        body = {"prompt": f"word {number}", "max_tokens": 640, "ignore_eos": True, "stream": number % 4 < 2}
-        start = time.monotonic()
-        response = client.post(COMPLETIONS, body)
-        return response.status, time.monotonic() - start, response
-
-    answers = at_once([lambda number=number: one(number) for number in range(40)])  # type: ignore[misc]
-    served = [answer for answer in answers if answer[0] == 200]
-    refused = [answer for answer in answers if answer[0] != 200]
-    assert len(served) >= RUNNING + QUEUE
-    for status, _seconds, response in refused:
-        assert_error_body(response, 429, 503)
-        assert int(response.headers["retry-after"]) >= 1, status
-    assert refused
-    assert sorted(seconds for _, seconds, _ in refused)[len(refused) // 2] < 1.0
-    wait_idle(clients["operator"])
-    after = scrape(clients["operator"])
-    rejected = after.value(telemetry.REQUESTS, outcome="rejected") - before.value(
-        telemetry.REQUESTS, outcome="rejected"
-    )
-    assert rejected == len(refused)
-    assert one(41)[0] == 200
-
-
-def test_case_43_a_higher_priority_starts_before_those_that_wait(
-    tenants: tuple[System, dict[str, Client]],
-) -> None:
-    _, clients = tenants
-    ended: list[str] = []
-
-    def one(name: str, priority: int, max_tokens: int) -> None:
-        body = {"prompt": name, "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
-        response = clients["a"].post(COMPLETIONS, body, {"x-priority": str(priority)})
-        assert response.status == 200, response.body
-        assert response.json()["usage"]["completion_tokens"] == max_tokens
-        ended.append(name)
-
-    def high() -> None:
-        wait_until(lambda: "" if waiting() == 3 else "too few wait", 20.0, 0.01)
-        one("high", 9, 10)
-
-    def waiting() -> float:
-        return scrape(clients["operator"]).value(telemetry.ROUTER_REQUESTS, state="waiting")
-
-    jobs = [lambda: one("running", 0, 1500)] * 2 + [lambda: one("waits", 0, 300)] * 3
-    at_once([*jobs, high])
-    assert ended.index("high") <= 2, ended
-    assert len(ended) == 6
-    for bad in ("high", "-1", "10", "1e9", "1000000000"):
-        error = assert_error_body(clients["a"].post(COMPLETIONS, {"prompt": "x"}, {"x-priority": bad}), 400)
-        assert error["param"] == "X-Priority"
-    assert clients["b"].post(COMPLETIONS, {"prompt": "x"}, {"x-priority": "9"}).status == 200
 
 
 def test_the_limit_of_requests_holds_and_its_retry_after_is_true(

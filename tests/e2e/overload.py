@@ -1,0 +1,80 @@
+"""Overload: the most that a service answers in time, and what it does when twice as much is asked of it.
+
+Owns the search for the peak, the watch over the processes' memory, and what must hold. For a short test and
+for the acceptance run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import psutil
+
+from tests.e2e.harness import System
+from tests.e2e.open_loop import OpenLoop, Outcome
+
+GROWTH = 1.6
+_SAMPLE_S = 5.0
+
+
+@dataclass(slots=True)
+class Memory:
+    """Resident bytes of each process of a system, every few seconds."""
+
+    system: System
+    samples: list[dict[int, int]] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        """Until `end`; on a thread."""
+        processes = self.system.processes()
+        while not self._ended.wait(_SAMPLE_S):
+            sample: dict[int, int] = {}
+            for process in processes:
+                try:
+                    sample[process.pid] = process.memory_info().rss
+                    self.names.setdefault(process.pid, " ".join(process.cmdline())[:40])
+                except psutil.NoSuchProcess:
+                    continue
+            self.samples.append(sample)
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def growth(self) -> dict[str, float]:
+        """By process, MiB: the last quarter's mean less the second quarter's. The first one warms up."""
+        quarter = max(1, len(self.samples) // 4)
+        early, late = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
+        pids = set(early[0]) & set(late[-1])
+        return {f"{self.names[pid]} ({pid})": (_mean(late, pid) - _mean(early, pid)) / 2**20 for pid in pids}
+
+
+def _mean(samples: Sequence[dict[int, int]], pid: int) -> float:
+    found = [sample[pid] for sample in samples if pid in sample]
+    return sum(found) / len(found)
+
+
+def peak(load: OpenLoop, first_rate: float, step_s: float, max_steps: int = 12) -> tuple[float, float]:
+    """Offer more and more until goodput no longer follows; returns (capacity, peak of goodput) per second.
+
+    Capacity is the rate of the best step's answers.
+    """
+    rate, best = first_rate, 0.0
+    for _ in range(max_steps):
+        found = load.run(rate, step_s).goodput
+        best = max(best, found)
+        if found < 0.75 * rate:
+            return best, best
+        rate *= GROWTH
+    raise AssertionError(f"no end of capacity was found up to {rate:.0f} requests a second")
+
+
+def check_refusals(outcome: Outcome) -> None:
+    """Nothing hung or broke, and what was not answered was refused in words: 429 or 503, with Retry-After."""
+    refused = [call for call in outcome.calls if call.status != 200]
+    assert refused, "nothing was refused: that was no overload"
+    assert {call.status for call in refused} <= {429, 503}, outcome.statuses
+    assert all(call.has_retry_after for call in refused)
