@@ -276,3 +276,20 @@ async def test_leases_of_slow_tickets_hold_back_new_prompts_and_all_come_through
         np.testing.assert_allclose(
             site.decode.arrivals[job.ticket_id].kv(), oracle_kv(site.folder, ids), atol=1e-4
         )
+
+
+async def test_a_prompt_whose_ticket_is_still_open_is_not_read_again(make_site: MakeSite) -> None:
+    """As when decode was lost before the commit, and the request is placed once more."""
+    site = await make_site()
+    site.decode.door.clear()
+    first = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(100))))
+    await site.until(lambda: site.value("baton_sequences_finished_total", reason="handed_over") == 1)
+    again = await site.worker.prefill(site.job(prompt_ids(100), is_handed_over=False))
+    assert again.num_cached_tokens == 96
+    assert not first.done()
+    site.decode.door.set()
+    assert (await first).deltas[0].token_ids == again.deltas[0].token_ids
+    emitted = again.deltas[0].token_ids
+    resumed = await site.worker.prefill(site.job(prompt_ids(100), emitted=emitted))
+    assert resumed.num_cached_tokens == 96
+    await site.settle()
