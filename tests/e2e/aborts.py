@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
 }
 NUM_AT_A_TIME = 36
 _LOOK_S = 0.003
-_PATIENCE_S = 20.0
+_PATIENCE_S = 120.0
 _ORDER = list(Moment)
 # how long a client stays on, at most, when the request is where it was to be
 _LINGER_S = {
