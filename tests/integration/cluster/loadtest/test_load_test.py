@@ -98,6 +98,17 @@ async def test_an_error_share_above_the_limit_fails(server: OddServer) -> None:
     assert any("cut off" in reason for reason in report.verdict.reasons)
 
 
+async def test_answers_of_one_token_have_a_first_token_and_no_gaps(server: OddServer) -> None:
+    one = {"output": {"low": 1, "high": 1}}
+    report = await load_test(
+        server, "plain", arrivals={"rate": 60.0}, window={"num_requests": 10}, workload=one
+    )
+    summary = report.steps[0].summary
+    assert summary.ttft is not None
+    assert (summary.ttft.num_values, summary.itl, summary.tpot) == (10, None, None)
+    assert report.verdict.has_passed, "no gap is too long where there is none"
+
+
 async def test_a_closed_loop_keeps_its_number_of_clients(server: OddServer) -> None:
     report = await load_test(server, "plain", arrivals={"kind": "closed", "concurrency": 3},
                            window={"num_requests": 30})  # fmt: skip
