@@ -1,15 +1,15 @@
-"""Placement as other routers describe theirs, for comparison: cost functions written from public descriptions.
+"""Placement as other routers describe theirs, for comparison: written from their public descriptions.
 
-`KvCostRouter`: NVIDIA Dynamo's KV router. Source: its documentation, "Routing Concepts" and "Configuration and
-Tuning". `CacheAwareRouter`: the `cache_aware` policy of SGLang's model gateway. Source: its documentation,
-"SGLang Model Gateway", and the description at the head of its policy. Each keeps its own account of what it
-has sent where, as they do.
+`KvCostRouter`: NVIDIA Dynamo's KV router. Source: its documentation, "Routing Concepts" and "Configuration
+and Tuning". `CacheAwareRouter`: the `cache_aware` policy of SGLang's model gateway. Source: its
+documentation, "SGLang Model Gateway", and the description at the head of its policy. Each keeps its own
+account of what it has sent where, as they do.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,8 +57,8 @@ class KvCostRouter:
     def __init__(self, cost: KvCost) -> None:
         self._cost = cost
         self._open: dict[int, _Account] = {}
-        self._reading: Counter[WorkerId] = Counter()
-        self._running: Counter[WorkerId] = Counter()
+        self._reading: defaultdict[WorkerId, float] = defaultdict(float)
+        self._running: defaultdict[WorkerId, float] = defaultdict(float)
 
     def choose(
         self,

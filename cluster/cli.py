@@ -24,6 +24,7 @@ from cluster.loadtest_command import loadtest
 from cluster.model_command import fetch
 from cluster.plan_command import plan
 from cluster.role_command import role
+from cluster.simulate_command import calibrate, simulate
 from cluster.status_command import status
 from core.errors import InvalidConfig, ServingError
 
@@ -48,6 +49,8 @@ app.command()(plan)
 app.command()(fetch)
 app.command(context_settings=_WITH_SETTINGS)(config)
 app.command()(loadtest)
+app.command(context_settings=_WITH_SETTINGS)(simulate)
+app.command(context_settings=_WITH_SETTINGS)(calibrate)
 app.command()(status)
 
 

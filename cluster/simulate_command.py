@@ -1,0 +1,125 @@
+"""`baton simulate` and `baton calibrate`: what a deployment would do with a trace, at measured prices.
+
+Owns the command lines and where reports and profiles go. Exit status of a simulation: 0 if it kept the SLO, 1
+if not. Main thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+_NO_PULL = {"router": {"pull_timeout_s": 0.0}}
+
+
+def simulate(
+    context: typer.Context,
+    profile: Annotated[Path, typer.Option(help="What a worker is: the file of `baton calibrate`.")],
+    trace: Annotated[Path, typer.Option(help="Mooncake .jsonl or Azure .csv, perhaps .gz.")],
+    num_prefill: Annotated[
+        int, typer.Option("--prefill-replicas", help="0: every worker reads and decodes.")
+    ] = 1,
+    num_decode: Annotated[int, typer.Option("--decode-replicas", help="Decode workers.")] = 1,
+    speed: Annotated[float, typer.Option(help="How many times as fast the trace is replayed.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(help="Only so many requests of the trace.")] = None,
+    spread: Annotated[
+        float, typer.Option(help="Seconds that the trace's times are rounded to; spreads them over it.")
+    ] = 0.0,
+    warm_up: Annotated[float, typer.Option(help="Seconds at the beginning that do not count.")] = 0.0,
+    slo_ttft: Annotated[float | None, typer.Option(help="Seconds to the first token.")] = None,
+    slo_itl: Annotated[float | None, typer.Option(help="Seconds per further token, mean.")] = None,
+    attainment: Annotated[float, typer.Option(help="Share of requests for which it must hold.")] = 0.9,
+    seed: Annotated[int, typer.Option(help="One seed plays one way.")] = 0,
+    file: Annotated[Path | None, typer.Option("--config", help="As of `baton serve`.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path("simulation"),
+) -> None:
+    """Play a trace against simulated workers: the real schedulers, cache and placement at measured prices.
+
+    Settings of router, prefill and decode: as of `baton serve`, also --section.key=value. Requests that do
+    not fit the model's context are left out.
+    """
+    from cluster.config import load_config
+    from cluster.loadtest.goodput import Slo
+    from cluster.loadtest.html_report import render_html
+    from cluster.loadtest.report import write_report
+    from cluster.loadtest.traces import read_trace
+    from cluster.simulator.deployment import Deployment
+    from cluster.simulator.profile import read_profile
+    from cluster.simulator.simulated_report import simulated_report
+    from cluster.simulator.simulation import Simulation
+    from cluster.simulator.workload import arrivals_of
+    from core.errors import InvalidConfig
+
+    config = load_config(file, os.environ, context.args, _NO_PULL)
+    worker = read_profile(profile)
+    console = Console(highlight=False)
+    found = [
+        record
+        for record in read_trace(trace, limit)
+        if record.num_prompt_tokens + record.num_output_tokens <= worker.max_context
+    ]
+    try:
+        deployment = Deployment(
+            worker.layout,
+            worker.num_blocks,
+            worker.price,
+            worker.link,
+            num_prefill,
+            num_decode,
+            worker.max_context,
+            config.router.default_timeout_s,
+            config.prefill,
+            config.decode,
+            config.router,
+        )
+        slo = Slo(slo_ttft, slo_itl, attainment=attainment)
+        arrivals = arrivals_of(found, speed, spread, seed)
+        began = time.perf_counter()
+        outcome = Simulation(deployment, seed).play(arrivals)
+        report = simulated_report(deployment, arrivals, outcome, slo, warm_up, time.perf_counter() - began)
+    except ValueError as error:
+        raise InvalidConfig(str(error), key="simulate") from error
+    out.mkdir(parents=True, exist_ok=True)
+    write_report(report, out / "report.json")
+    (out / "report.html").write_text(render_html(report), encoding="utf-8")
+    console.print(report.verdict.headline)
+    for line in (*report.verdict.reasons, *report.verdict.warnings):
+        console.print(f"  {line}")
+    console.print(f"{len(found)} requests, {report.took_s:.1f} s; report in {out}")
+    raise typer.Exit(0 if report.verdict.has_passed else 1)
+
+
+def calibrate(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="Where the profile goes.")] = Path("profile.json"),
+    link_bytes_per_s: Annotated[
+        float | None,
+        typer.Option(help="Between two workers; default: what the router assumes."),
+    ] = None,
+    link_latency: Annotated[float, typer.Option(help="Seconds of one message.")] = 0.0005,
+    file: Annotated[Path | None, typer.Option("--config", help="As of `baton serve`.")] = None,
+) -> None:
+    """Measure what steps of the configured engine take here, for `baton simulate`.
+
+    Settings of the engine: as of `baton serve`, also --engine.key=value. Leave the machine alone meanwhile.
+    """
+    from cluster.config import load_config
+    from cluster.simulator.calibration import Calibration, Grid
+    from cluster.simulator.profile import write_profile
+    from cluster.simulator.step_price import LinkPrice
+    from core.errors import InvalidConfig
+
+    config = load_config(file, os.environ, context.args, {})
+    console = Console(highlight=False)
+    try:
+        link = LinkPrice(link_bytes_per_s or config.router.assumed_bytes_per_s, link_latency)
+    except ValueError as error:
+        raise InvalidConfig(str(error), key="link") from error
+    profile = Calibration(config.engine, console.print).measure(Grid(), link)
+    write_profile(profile, out)
+    console.print(f"{profile.price}; measured steps differ by {profile.typical_error:.0%} (median); in {out}")
