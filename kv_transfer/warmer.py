@@ -39,9 +39,12 @@ class Warmer:
         self._book = book
         self._tasks: dict[WorkerRef, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
+        self._is_closed = False
 
     def expect(self, members: Iterable[WorkerRef]) -> None:
         """These are all there are at present; those that are gone are left. Does not wait."""
+        if self._is_closed:
+            return
         known = set(members)
         wanted = set(sorted(known, key=self._order)[: self._config.max_warm_pairs])
         for ref in set(self._tasks) - wanted:
@@ -52,6 +55,7 @@ class Warmer:
             self._tasks[ref] = asyncio.create_task(self._keep(ref), name=f"meet {ref.worker_id}")
 
     async def close(self) -> None:
+        self._is_closed = True
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:

@@ -84,6 +84,8 @@ async def test_what_was_made_for_a_worker_that_is_gone_is_given_back_soon(way: s
         ends.prefill.sender.expect([])
         await until(lambda: ends.staged_bytes() == 0)
         assert ends.prefill.metrics.pairs.statuses() == ()
+        await ends.prefill.sender.close()
+        ends.prefill.sender.expect([ends.decode.ref])  # too late: nothing is begun
 
 
 async def test_no_more_pairs_are_made_ready_than_configured() -> None:

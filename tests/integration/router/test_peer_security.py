@@ -15,9 +15,10 @@ import pytest
 from core.errors import Unauthenticated, WorkerLost
 from core.ids import Epoch, RequestId, Role, TicketId, WorkerRef
 from core.jobs import CancelJob, GenerateJob, PrefillJob, SampleStart
+from core.kv_layout import KVLayout
 from core.peer_security import ClusterToken, PeerSecurity, TlsIdentity, new_cluster_token
 from kv_transfer.grpc_transport import SERVICE, GrpcTransport
-from kv_transfer.transport import CommitClaim, Fence
+from kv_transfer.transport import CommitClaim, Fence, Pair
 from protos.service import serve_worker
 from router.worker_clients import GrpcWorker
 from tests.integration.certificates import Authority
@@ -100,7 +101,7 @@ async def test_whoever_shows_the_token_is_answered() -> None:
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
-async def test_no_stranger_can_push_blocks_or_end_tickets(stranger: str) -> None:
+async def test_no_stranger_can_push_blocks_form_a_group_learn_of_memory_or_end_tickets(stranger: str) -> None:
     fence = Fence(Epoch(7), Epoch(9), TicketId("ab" * 16))
     async with served(PeerSecurity(TOKEN)) as worker:
         transport = GrpcTransport(worker.ref, STRANGERS[stranger])
@@ -109,9 +110,12 @@ async def test_no_stranger_can_push_blocks_or_end_tickets(stranger: str) -> None
                 await transport.commit(fence, CommitClaim(1, 1, 1))
             with pytest.raises(Unauthenticated):
                 await transport.abort(fence, "mine", 1.0)
-            push = await transport.open_push()
+            for stream in (await transport.open_push(), transport.open_group()):
+                with pytest.raises(Unauthenticated):
+                    await anext(stream.acks())
+            layout = KVLayout("toy", num_layers=1, num_kv_heads=1, head_dim=2, block_size=4)
             with pytest.raises(Unauthenticated):
-                await anext(push.acks())
+                await transport.ask(Pair(replace(worker.ref, role=Role.PREFILL), worker.ref, layout))
         await transport.close()
 
 
