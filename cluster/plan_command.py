@@ -6,17 +6,18 @@ Owns the command line of it; the arithmetic is in `cluster.planner`. Main thread
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from cluster.planner.capacity import Shares
-from cluster.planner.hardware import Catalogue
+from cluster.planner.hardware import Catalogue, Link
 from cluster.planner.model_config import read_model_shape
 from cluster.planner.model_shape import ModelShape
-from cluster.planner.plan import Targets, Workload, make_plan
+from cluster.planner.plan import Plan, Targets, Workload, make_plan
 from cluster.planner.plan_report import PlanReport
 from cluster.planner.speculation import Speculation
 from core.errors import InvalidConfig
@@ -56,6 +57,9 @@ def plan(
     price_on_demand: Annotated[float | None, typer.Option(help="USD per GPU and hour.")] = None,
     price_reserved: Annotated[float | None, typer.Option(help="USD per GPU and hour.")] = None,
     price_spot: Annotated[float | None, typer.Option(help="USD per GPU and hour.")] = None,
+    simulate: Annotated[
+        int, typer.Option(help="Correct the counts by simulating so many requests; 0: arithmetic alone.")
+    ] = 0,
     is_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Size a deployment: memory, speed, transfer, pools and cost, with the assumptions."""
@@ -76,10 +80,37 @@ def plan(
         links = [device.scale_up, *(item for item in catalogue.links.values() if not item.is_within_node)]
     prices = device.prices.replaced(price_on_demand, price_reserved, price_spot)
     report = PlanReport(made, tuple(links), prices, speculation)
+    simulated = _simulate(made, links[-1], simulate) if simulate else {}
     if is_json:
-        typer.echo(json.dumps(report.as_dict(), indent=2))
-    else:
-        report.print(Console(highlight=False))
+        typer.echo(json.dumps(report.as_dict() | simulated, indent=2))
+        return
+    console = Console(highlight=False)
+    report.print(console)
+    for name, found in simulated.items():
+        console.print(f"{name}: {found}" if found else f"{name}: not within reach", soft_wrap=True)
+
+
+def _simulate(made: Plan, link: Link, num_requests: int) -> dict[str, Any]:
+    """Both pools of the decode pool's kind of worker, since the simulator has one kind; over the slowest link
+    shown.
+    """
+    from cluster.planner.simulated import SimulatedSearch, Trial
+
+    console = Console(stderr=True, highlight=False)
+
+    def tell(trial: Trial) -> None:
+        console.print(f"simulated {trial.num_prefill} + {trial.num_decode}: {trial.share:.0%} keep both targets")
+
+    worker = made.decode.capacity
+    search = SimulatedSearch(worker, made.workload, made.targets, link, num_requests, tell)
+    num_prefill = max(1, round(made.prefill.num_gpus / worker.num_gpus))
+    apart = search.disaggregated(num_prefill, made.decode.num_workers)
+    together = search.aggregated(apart.num_workers)
+    told = {"gpus_per_worker": worker.num_gpus, "link": link.name}
+    return {
+        "simulated_disaggregated": asdict(apart) | told,
+        "simulated_aggregated": None if together is None else asdict(together) | told,
+    }
 
 
 def _shape(model: str) -> ModelShape:

@@ -1,0 +1,43 @@
+"""Counts by simulation: enough workers for the targets, and not one that is not missed."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.planner.capacity import Capacity, Shares
+from cluster.planner.hardware import Catalogue
+from cluster.planner.model_config import model_shape
+from cluster.planner.plan import Targets, Workload
+from cluster.planner.simulated import SimulatedSearch, Trial, prices_of
+from tests.unit.cluster.planner.model_configs import LLAMA_3_70B
+
+_CATALOGUE = Catalogue()
+_WORKER = Capacity(model_shape(LLAMA_3_70B, "llama"), _CATALOGUE.gpu("h100"), 4, Shares())
+_TARGETS = Targets(ttft_s=1.0, itl_s=0.05)
+
+
+def _search(rate: float, trials: list[Trial]) -> SimulatedSearch:
+    workload = Workload(isl=2048, osl=64, rate=rate)
+    return SimulatedSearch(_WORKER, workload, _TARGETS, _CATALOGUE.link("ib-ndr"), 40, trials.append)
+
+
+def test_prices_of_a_step_are_those_of_the_roofline() -> None:
+    price = prices_of(_WORKER)
+    assert price.fixed_s + 2048 * price.kv_s == pytest.approx(_WORKER.decode_step_s(1, 2048), rel=0.01)
+    pairs = 4096 * 4097 / 2
+    assert 4096 * price.token_s + pairs * price.pair_s == pytest.approx(_WORKER.prefill_s(4096), rel=0.02)
+
+
+def test_the_counts_found_are_enough_and_one_worker_less_of_either_kind_is_not() -> None:
+    trials: list[Trial] = []
+    search = _search(12.0, trials)
+    found = search.disaggregated(1, 1)
+    assert found.is_enough
+    assert found.num_prefill > 1, "a tenth of a second for each prompt: one worker does not keep up with 12/s"
+    for less in ((1, 0), (0, 1)):
+        prefill, decode = found.num_prefill - less[0], found.num_decode - less[1]
+        if prefill > 0 and decode > 0:
+            assert not search.trial(prefill, decode).is_enough
+    assert len({(trial.num_prefill, trial.num_decode) for trial in trials}) == len(trials), (
+        "none is tried twice"
+    )
