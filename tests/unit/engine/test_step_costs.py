@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from core.worker_status import StepCost
+from core.worker_status import StepCost, num_pairs
 from engine.step_costs import StepCosts, StepWork
 
 
@@ -49,3 +49,19 @@ def test_steps_beside_another_worker_are_kept_apart() -> None:
     known = costs.alone, costs.beside
     costs.observe(5.0, StepWork(0, 4), None)
     assert (costs.alone, costs.beside) == known
+
+
+def test_what_streams_and_prompts_attend_to_has_prices_of_its_own() -> None:
+    chance = random.Random(7)
+    costs = StepCosts()
+    for _ in range(400):
+        num_streams, num_kv = chance.randint(1, 32), chance.randint(1_000, 400_000)
+        num_tokens = chance.choice([0, 0, 512, 2_048])
+        pairs = num_pairs(num_tokens, chance.randint(0, 60_000))
+        seconds = 0.007 + 2e-5 * num_streams + 5e-8 * num_kv + 3e-5 * num_tokens + 1e-9 * pairs
+        work = StepWork(num_tokens, num_streams, num_kv, pairs)
+        costs.observe(seconds * chance.uniform(0.99, 1.01), work, False)
+    found = costs.alone
+    assert found.kv_s == pytest.approx(5e-8, rel=0.05)
+    assert found.pair_s == pytest.approx(1e-9, rel=0.1)
+    assert found.token_s == pytest.approx(3e-5, rel=0.1)
