@@ -87,7 +87,18 @@ def plan(
     console = Console(highlight=False)
     report.print(console)
     for name, found in simulated.items():
-        console.print(f"{name}: {found}" if found else f"{name}: not within reach", soft_wrap=True)
+        console.print(f"[bold]{name.replace('_', ', ')}[/]: {_in_words(found)}", soft_wrap=True)
+
+
+def _in_words(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "not within reach of four times as many workers"
+    workers = (
+        f"{found['num_prefill']} + {found['num_decode']}" if found["num_prefill"] else found["num_decode"]
+    )
+    gpus = (found["num_prefill"] + found["num_decode"]) * found["gpus_per_worker"]
+    kept = f"{found['share']:.0%} keep both targets"
+    return f"{workers} workers of {found['gpus_per_worker']} GPUs, {gpus} in all, KV over {found['link']}: {kept}"
 
 
 def _simulate(made: Plan, link: Link, num_requests: int) -> dict[str, Any]:
@@ -99,7 +110,9 @@ def _simulate(made: Plan, link: Link, num_requests: int) -> dict[str, Any]:
     console = Console(stderr=True, highlight=False)
 
     def tell(trial: Trial) -> None:
-        console.print(f"simulated {trial.num_prefill} + {trial.num_decode}: {trial.share:.0%} keep both targets")
+        console.print(
+            f"simulated {trial.num_prefill} + {trial.num_decode}: {trial.share:.0%} keep both targets"
+        )
 
     worker = made.decode.capacity
     search = SimulatedSearch(worker, made.workload, made.targets, link, num_requests, tell)

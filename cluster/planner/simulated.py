@@ -1,8 +1,8 @@
 """How many workers of each pool, by trying: the arithmetic's plan, corrected by simulating it.
 
 Owns the prices of a worker as the simulator wants them (the roofline's terms added up, which is a little
-slower than the slower of them) and the search over counts. The simulator runs the real schedulers, placement and
-bridge; both pools have one kind of worker there. Pure but for the time it takes: seconds.
+slower than the slower of them) and the search over counts. The simulator runs the real schedulers, placement
+and bridge; both pools have one kind of worker there. Pure but for the time it takes: seconds.
 """
 
 from __future__ import annotations
@@ -125,9 +125,13 @@ class SimulatedSearch:
         if key not in self._known:
             records = Simulation(self._deployment(*key)).play(self._arrivals).records
             kept = [self._kept(record) for record in records]
-            shares = [sum(values) / len(kept) for values in zip(*kept, strict=True)]
-            both = sum(all(values) for values in kept) / len(kept)
-            self._known[key] = Trial(*key, *shares, both)
+            self._known[key] = Trial(
+                num_prefill,
+                num_decode,
+                ttft_share=sum(ttft for ttft, _ in kept) / len(kept),
+                itl_share=sum(itl for _, itl in kept) / len(kept),
+                share=sum(ttft and itl for ttft, itl in kept) / len(kept),
+            )
             self._tell(self._known[key])
         return self._known[key]
 
