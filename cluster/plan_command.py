@@ -93,12 +93,11 @@ def plan(
 def _in_words(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not within reach of four times as many workers"
-    workers = (
-        f"{found['num_prefill']} + {found['num_decode']}" if found["num_prefill"] else found["num_decode"]
-    )
-    gpus = (found["num_prefill"] + found["num_decode"]) * found["gpus_per_worker"]
+    pools = " + ".join(str(found[name]) for name in ("num_prefill", "num_decode") if found[name])
+    size = found["gpus_per_worker"]
+    num_gpus = (found["num_prefill"] + found["num_decode"]) * size
     kept = f"{found['share']:.0%} keep both targets"
-    return f"{workers} workers of {found['gpus_per_worker']} GPUs, {gpus} in all, KV over {found['link']}: {kept}"
+    return f"{pools} workers of {size} GPUs, {num_gpus} in all, KV over {found['link']}: {kept}"
 
 
 def _simulate(made: Plan, link: Link, num_requests: int) -> dict[str, Any]:
