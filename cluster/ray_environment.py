@@ -72,6 +72,8 @@ def serve_environment(run_dir: Path, ports: IngressPorts) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(haproxy / "server-state"),
         "RAY_SERVE_HAPROXY_NBTHREAD": "1",
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(HARD_STOP_AFTER_S),
+        # Serve adds an X-Request-Id to the router's (cluster/request_id_header.py takes it away)
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "cluster.request_id_header:serve_middlewares",
         # ports of stopped router replicas may be used again soon: nothing else listens in our range
         "RAY_SERVE_PORT_QUARANTINE_S": "30",
         # a stopping router replica need not wait for load balancers outside this machine
