@@ -35,6 +35,7 @@ from core.jobs import (
 from core.role_change import RoleCause, RoleChange, RoleOrder
 from core.worker_status import Announcement
 from engine.runner import ModelRunner
+from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.receiver import Receiver
 from kv_transfer.transport import Connect
@@ -52,12 +53,13 @@ async def _nothing(worker: RoleWorker) -> None:
 class Surroundings:
     """What a worker has around it. `connect` gives the way to other workers that a role needs; `offer` lets
     them use faster ones to a worker that is about to start; `changed` is awaited when a new role is served,
-    before whoever ordered it hears of it.
+    before whoever ordered it hears of it. `new_steps` makes the step threads.
     """
 
     connect: Callable[[Role], Connect]
     offer: Callable[[AnyWorker], None] = lambda worker: None
     changed: Callable[[RoleWorker], Awaitable[None]] = _nothing
+    new_steps: NewSteps = StepThread
 
 
 class RoleWorker:
@@ -79,7 +81,7 @@ class RoleWorker:
         self._address = ref.address
         self._cause: RoleCause | None = None
         self._series = RoleSeries(config)
-        self._lasting = Lasting(Feed(ref.epoch), self._series)
+        self._lasting = Lasting(Feed(ref.epoch), self._series, surroundings.new_steps)
         share_pool(runner, config)
         self._current = self._build(ref)
         self._series.begins(ref.role)

@@ -12,6 +12,7 @@ from decode_worker.worker import DecodeWorker
 from engine.kv.shares import KVShares
 from engine.runner import ModelRunner
 from engine.step import StepLimits
+from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
@@ -43,20 +44,23 @@ def share_pool(runner: ModelRunner, config: BatonConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """What a worker of one role leaves to the next one of the same process: feed and counters."""
+    """What a worker of one role leaves to the next one of the same process: feed, counters, and how it makes
+    its step thread.
+    """
 
     feed: Feed
     series: RoleSeries
+    new_steps: NewSteps = StepThread
 
 
 def build_worker(
     runner: ModelRunner, config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect, lasting: Lasting
 ) -> AnyWorker:
     """The worker of `ref.role` around the engine; starting it is the caller's."""
-    feed, series = lasting.feed, lasting.series
+    feed, series, steps = lasting.feed, lasting.series, lasting.new_steps
     if ref.role is Role.PREFILL:
-        return PrefillWorker(runner, config.prefill, ref, clock, connect, feed=feed, series=series.prefill)
-    return DecodeWorker(runner, config.decode, ref, clock, connect=connect, feed=feed, series=series.decode)
+        return PrefillWorker(runner, config.prefill, ref, clock, connect, steps, feed, series.prefill)
+    return DecodeWorker(runner, config.decode, ref, clock, steps, connect, feed, series.decode)
 
 
 def _shares(tenants: TenantsConfig) -> KVShares:

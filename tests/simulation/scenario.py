@@ -33,7 +33,7 @@ class Client:
 
 class TroubleKind(StrEnum):
     """What a trouble does to its victim. `CUT_BRIDGE` parts it from a worker of the other role, `STORM`
-    breaks, repeats and garbles whatever is sent anywhere meanwhile.
+    breaks, repeats and garbles whatever is sent anywhere meanwhile. `ROLE` has it take the other role.
     """
 
     KILL = "kill"
@@ -41,6 +41,7 @@ class TroubleKind(StrEnum):
     CUT_BRIDGE = "cut_bridge"
     CUT_ROUTER = "cut_router"
     STORM = "storm"
+    ROLE = "role"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ def at_state(role: Role, state: TicketState, kind: TroubleKind, seed: int) -> Sc
         num_blocks=32,
         plan=PlanSetting.REMOTE,
         # a Generate that is there before the commit claims at once: only a late one leaves it committed
-        weather=Weather(slow=0.9, slow_s=0.4) if state is TicketState.COMMITTED else Weather(),
+        weather=Weather(slow=0.3, slow_s=0.4) if state is TicketState.COMMITTED else Weather(),
         clients=(Client(Request(named(seed), prompt, sampling), 0.5, 40.0),),
         troubles=(trouble,),
     )

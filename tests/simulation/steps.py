@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from core.errors import WorkerLost
 from tests.simulation.process import Process
 
 T = TypeVar("T")
@@ -42,6 +43,8 @@ class LoopSteps:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         self._is_ended = True
+        while self._commands:
+            self._commands.popleft()()
         self._wake.set()
 
     @property
@@ -63,6 +66,8 @@ class LoopSteps:
             except Exception as error:  # noqa: BLE001 - whoever awaits the future gets it
                 future.set_exception(error)
 
+        if self._is_ended:
+            raise WorkerLost("the worker's step thread has ended")
         self.post(run)
         return future
 
@@ -75,6 +80,8 @@ class LoopSteps:
             if not has_work and not self._commands:
                 await self._wait()
             await self._process.while_stopped()
+            if self._is_ended:
+                return
             self._wake.clear()
             for _ in range(len(self._commands)):
                 self._commands.popleft()()
@@ -83,7 +90,7 @@ class LoopSteps:
                 await asyncio.sleep(self._duration_s())
             else:
                 await asyncio.sleep(0.0)
-            has_work = self._step()
+            has_work = not self._is_ended and self._step()
 
     async def _wait(self) -> None:
         try:

@@ -45,6 +45,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now
 
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        """There is no other thread: it is done at once."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+            future.set_exception(error)
+        return future
+
     def _write_to_self(self) -> None:
         """Whoever calls is on this thread: there is no select to interrupt."""
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
+from cluster.config import BatonConfig, ClusterConfig
+from cluster.role_config import RoleConfig
+from cluster.role_worker import RoleWorker, Surroundings
+from cluster.workers import AnyWorker
 from core.clock import Clock
 from core.errors import StaleEpoch, WorkerLost
 from core.handoff import HandoffTicket, TicketState
@@ -29,24 +34,31 @@ from core.jobs import (
 from decode_worker.config import DecodeConfig
 from decode_worker.worker import DecodeWorker
 from kv_transfer.receiver import Receiver
-from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, Room
+from kv_transfer.transport import Carriage, CommitClaim, CommitReceipt, Fence, Pair, Room
 from prefill_worker.config import PrefillConfig
-from prefill_worker.worker import PrefillWorker
 from tests.simulation.chain_model import chain_runner
 from tests.simulation.network import Network
 from tests.simulation.process import Process
 from tests.simulation.steps import LoopSteps
 
-AnyWorker = PrefillWorker | DecodeWorker
+ROLES = RoleConfig(settle_s=2.0, drain_s=0.3)
 
 
 class Site:
-    """One incarnation of a worker."""
+    """One process with a worker in it."""
 
-    def __init__(self, worker: AnyWorker, process: Process) -> None:
-        self.worker = worker
+    def __init__(self, either: RoleWorker, process: Process) -> None:
+        self.either = either
         self.process = process
-        self.ref = worker.ref
+
+    @property
+    def worker(self) -> AnyWorker:
+        """What it runs at present."""
+        return self.either.current
+
+    @property
+    def ref(self) -> WorkerRef:
+        return self.either.ref
 
     @property
     def receiver(self) -> Receiver:
@@ -106,14 +118,15 @@ class SiteMaker:
         def connect(target: WorkerRef) -> SimTransport:
             return SimTransport(self._network, self._directory, process, target)
 
-        worker: AnyWorker
+        prefill, decode = PrefillConfig(token_budget=16, max_num_seqs=4), DecodeConfig(max_num_seqs=8)
         if role is Role.PREFILL:
-            config = PrefillConfig(token_budget=chance.choice((8, 16, 64)), max_num_seqs=4)
-            worker = PrefillWorker(runner, config, ref, self._clock, connect, new_steps)
+            prefill = replace(prefill, token_budget=chance.choice((8, 16, 64)))
         else:
             budget = chance.choice((16, 64))
-            decode = DecodeConfig(max_num_seqs=8, token_budget=budget, prefill_chunk=chance.choice((4, 16)))
-            worker = DecodeWorker(runner, decode, ref, self._clock, new_steps, connect)
+            decode = replace(decode, token_budget=budget, prefill_chunk=chance.choice((4, 16)))
+        config = BatonConfig(prefill=prefill, decode=decode, cluster=ClusterConfig(roles=ROLES))
+        surroundings = Surroundings(connect=lambda wanted: connect, new_steps=new_steps)
+        worker = RoleWorker(runner, config, ref, self._clock, surroundings)
         await worker.start()
         site = Site(worker, process)
         self._directory.register(site)
@@ -206,6 +219,9 @@ class SimTransport:
         self._directory = directory
         self._source = source
         self._ref = ref
+
+    async def meet(self, pair: Pair) -> None:
+        """There is nothing to be made ready."""
 
     async def offer(self, ticket: HandoffTicket, time_left_s: float) -> tuple[int, ...]:
         receiver = self._site().receiver

@@ -23,11 +23,13 @@ from router.config import RouterConfig
 from router.decision import Decision
 from router.metrics import RouterMetrics
 from router.pipeline import Pipeline
+from router.role_watch import RoleWatch
 from router.worker_table import WorkerTable
 from router.workers import Worker
 from tests.simulation.chain_model import Oracle
 from tests.simulation.network import Network, Weather
 from tests.simulation.process import Process
+from tests.simulation.roles import SimRoles
 from tests.simulation.scenario import Client, Scenario, Trouble, TroubleKind
 from tests.simulation.virtual_time import LoopClock, VirtualLoop, run_virtually
 from tests.simulation.workers import Directory, SimWorker, Site, SiteMaker
@@ -128,6 +130,7 @@ class World:
         self._maker = SiteMaker(
             self._network, self._directory, self._clock, scenario.num_blocks, self._faults, self._errors
         )
+        self._roles = SimRoles(self._network, self._directory, self._router, self._clock)
         self._sites: list[Site] = []
         self._num_epochs = 0
         config = RouterConfig(plan=scenario.plan)
@@ -136,12 +139,14 @@ class World:
             config, self._table, RouterMetrics(), self._clock, random.Random(scenario.seed + 2)
         )
 
+        self._watch = RoleWatch(self._table, self._roles, self._clock, asyncio.sleep)
+
     # ------------------------------------------------------------ membership
 
     async def announcements(self) -> tuple[Announcement, ...]:
         """What the registry would say: who has announced itself and is not known to be gone."""
         return tuple(
-            site.worker.announcement()
+            self._roles.heard(site)
             for site in self._sites
             if not site.process.is_dead and not site.process.is_stopped
         )
@@ -157,12 +162,15 @@ class World:
             for index in range(count):
                 await self._start(f"{role.value}-{index}", role, f"{role.value}-{index}")
         await self._table.start()
+        watching = asyncio.create_task(self._watch.run())
         acts = [asyncio.create_task(self._serve(client)) for client in scenario.clients]
         acts += [asyncio.create_task(self._bring(trouble)) for trouble in scenario.troubles]
         await asyncio.gather(*acts)
         self._network.calm()
         await asyncio.sleep(CALM_S)
         await self._check_rest()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
         await self._pipeline.stop()
         await self._table.stop()
         for site in self._sites:
@@ -232,11 +240,24 @@ class World:
                 others = [site for site in self._living() if site.ref.role is not victim.ref.role]
                 if others:
                     await self._cut(process, others[trouble.second % len(others)].process, trouble.lasts_s)
+            case TroubleKind.ROLE:
+                home = victim.ref.role
+                await self._take(victim, Role.DECODE if home is Role.PREFILL else Role.PREFILL)
+                await asyncio.sleep(trouble.lasts_s)
+                await self._take(victim, home)
             case TroubleKind.STORM:
                 before = network.weather
                 network.weather = STORM
                 await asyncio.sleep(trouble.lasts_s)
                 network.weather = before
+
+    async def _take(self, site: Site, role: Role) -> None:
+        """Have it take that role. One that cannot leave its own is replaced, as an unhealthy worker is."""
+        if await self._roles.take(site, role) or site.process.is_dead:
+            return
+        site.process.kill()
+        self._network.notice()
+        await self._start(site.ref.worker_id, site.ref.role, f"{site.ref.worker_id}:{self._num_epochs}")
 
     def _living(self) -> list[Site]:
         return [site for site in self._sites if not site.process.is_dead]
