@@ -57,6 +57,7 @@ class Line:
         self._queue: FairQueue[_Turn] = FairQueue(MAX_PRIORITY, aging_s)
         self._num_running = 0
         self._mean_service_s = 0.0
+        self._spread_s = 0.0
         self._mean_cost = 0.0
         self._bookings: Bookings[str] = Bookings()
         self._last_due_at = 0.0
@@ -170,14 +171,16 @@ class Line:
         return self._mean_service_s / max(1, self._num_running)
 
     def _service_s(self, cost: float) -> float:
-        """How long a request takes once its turn has come, at most the mean of those before: less if it costs
-        less.
+        """How long a request takes once its turn has come, as most do: the mean of those before and twice
+        their spread. Less if it costs less, never more if it costs more.
         """
-        return self._mean_service_s * min(1.0, cost / max(1.0, self._mean_cost))
+        most_s = self._mean_service_s + 2.0 * self._spread_s
+        return most_s * min(1.0, cost / max(1.0, self._mean_cost))
 
     def _measure(self, service_s: float, cost: float) -> None:
         step = 1.0 if self._mean_service_s == 0.0 else _SERVICE_STEP
         self._mean_service_s += step * (service_s - self._mean_service_s)
+        self._spread_s += _SERVICE_STEP * (abs(service_s - self._mean_service_s) - self._spread_s)
         self._mean_cost += step * (cost - self._mean_cost)
 
     def _refusal(self, message: str, num: int, call: int, now: float, reason: str) -> Overloaded:

@@ -36,13 +36,13 @@ def test_five_minutes_of_twice_the_capacity(fleet: Fleet, report: Report) -> Non
     memory.end()
     watcher.join()
     wait_idle(system.client, 60.0)
-    refusals = [call.seconds for call in outcome.calls if call.status != 200]
+    refusals = [call.seconds for call in outcome.calls if call.status in (429, 503)]
     grown = memory.growth()
     worst = max(grown, key=lambda name: grown[name])
     report("h", "SmolLM2, 1 + 2 workers, peak of goodput", f"{best:.2f}/s")
     report("h", "twice that for 300 s", outcome)
     report("h", "refused after", f"p50 {np.median(refusals):.2f} s, p99 {np.quantile(refusals, 0.99):.2f} s")
     report("h", "most memory gained", f"{grown[worst]:.1f} MiB, {worst}")
-    check_refusals(outcome)
+    check_refusals(outcome, max_late=0.05)
     assert outcome.goodput >= 0.9 * best, f"{outcome}, peak {best:.2f}"
     assert grown[worst] < MAX_GROWTH_MIB, grown

@@ -72,9 +72,13 @@ def peak(load: OpenLoop, first_rate: float, step_s: float, max_steps: int = 12) 
     raise AssertionError(f"no end of capacity was found up to {rate:.0f} requests a second")
 
 
-def check_refusals(outcome: Outcome) -> None:
-    """Nothing hung or broke, and what was not answered was refused in words: 429 or 503, with Retry-After."""
-    refused = [call for call in outcome.calls if call.status != 200]
+def check_refusals(outcome: Outcome, max_late: float) -> None:
+    """Nothing hung or broke, what was refused was told so by 429 or 503, with Retry-After, and of those that
+    were let in at most `max_late` ran out of time (504).
+    """
+    late = outcome.statuses[504]
+    assert late <= max_late * (late + outcome.statuses[200]), outcome.statuses
+    refused = [call for call in outcome.calls if call.status not in (200, 504)]
     assert refused, "nothing was refused: that was no overload"
     assert {call.status for call in refused} <= {429, 503}, outcome.statuses
     assert all(call.has_retry_after for call in refused)
