@@ -85,8 +85,12 @@ class Work:
 
 
 @contextmanager
-def asking(client: Client, num_clients: int, body: Callable[[int], dict[str, Any]]) -> Iterator[Work]:
-    """So many clients stream one answer after the other until the block ends; then those that run end."""
+def asking(
+    client: Client, num_clients: int, body: Callable[[int], dict[str, Any]], pause_s: float = 0.0
+) -> Iterator[Work]:
+    """So many clients stream one answer after the other, with a pause between, until the block ends. Those
+    that run then are read to their end.
+    """
     work, is_over = Work(), threading.Event()
 
     def keep_asking(number: int) -> None:
@@ -97,6 +101,7 @@ def asking(client: Client, num_clients: int, body: Callable[[int], dict[str, Any
                 work.failures.append(failure)
                 return
             number += num_clients
+            is_over.wait(pause_s)
 
     threads = [threading.Thread(target=keep_asking, args=(number,)) for number in range(num_clients)]
     for thread in threads:

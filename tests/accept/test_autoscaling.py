@@ -1,0 +1,212 @@
+"""Autoscaling on a cluster of several nodes: load up and away, KV, a node that drains, nodes come and go.
+
+Replicas ask for a CPU each, and each node has one or two, so that a replica is a node's business.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from cluster.autoscaler.need import Cause
+from core import telemetry
+from core.ids import Role
+from tests.accept.ray_nodes import RayNodes
+from tests.e2e import scaling
+from tests.e2e.fixtures import Report
+from tests.e2e.fleet import Fleet
+from tests.e2e.harness import BATON, System
+from tests.e2e.scaling import ask, asking, replayed, replicas, wait_replicas
+from tests.e2e.scrape import rise, scrape, wait_until
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> Iterator[RayNodes]:
+    nodes = RayNodes(tmp_path)
+    yield nodes
+    nodes.stop()
+
+
+def test_load_up_adds_replicas_and_load_away_drains_them_without_losing_a_stream(
+    nodes: RayNodes, fleet: Fleet, tmp_path: Path, report: Report
+) -> None:
+    for _ in range(2):
+        nodes.add(num_cpus=2)
+    log = tmp_path / "decisions.jsonl"
+    # gentle: the host has to start replicas meanwhile
+    profile = scaling.profile(
+        "nodes",
+        log,
+        fleet.models.toy(),
+        autoscaling__target_utilization=0.1,
+        autoscaling__idle_delay_s=600.0,
+        autoscaling__can_flip=False,
+        decode__max_num_seqs=16,
+    )
+    with nodes.service(profile, tmp_path) as system:
+        client = system.client
+        # a long stream goes on through all of it
+        with asking(client, 1, lambda number: ask(number, 50, 600)) as long_ones:
+            for turn in range(2):
+                with asking(client, 3, lambda number: ask(100 + number, 1500, 200), 0.2) as many:
+                    took = wait_replicas(client, 300.0, prefill=2, decode=2)
+                    report("nodes", f"load up, turn {turn + 1}: four replicas", f"{took:.1f} s")
+                many.check(200)
+                took = wait_replicas(client, 200.0, prefill=1, decode=1)
+                report("nodes", f"load away, turn {turn + 1}: two replicas", f"{took:.1f} s")
+        long_ones.check(600)
+        report("nodes", "streams that ran meanwhile, all whole", len(long_ones.answers))
+        assert not scrape(client).value(telemetry.KV_LEAK_DIFFERENCE)
+    events = replayed(log)
+    for role in Role:
+        # up and down twice: the three changes of load between them turn it, and nothing else
+        assert scaling.num_reversals(events, role) <= 3, scaling.changes(events, role)
+    report("nodes", "decisions that replay to the same", len(events))
+
+
+def test_kv_that_fills_grows_decode_before_the_first_preemption(
+    fleet: Fleet, tmp_path: Path, report: Report
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    # 28 streams of 3,040 tokens come to 94 % of 90,000 when they end, and nothing else is scarce
+    profile = scaling.profile(
+        "kv",
+        log,
+        fleet.models.toy(),
+        autoscaling__target_itl_s=5.0,
+        autoscaling__window_s=2.0,
+        decode__max_num_seqs=80,
+        decode_engine__num_kv_blocks=5625,
+    )
+    with System(profile, tmp_path) as system:
+        client = system.client
+        before = scrape(client)
+        jobs = [partial(client.complete, **ask(number, 40, 3000)) for number in range(28)]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            running = [pool.submit(job) for job in jobs]
+            took = wait_until(
+                lambda: "" if replicas(client, scaling.WANTED).get("decode") == 2 else "one worker", 200.0
+            )
+            after = scrape(client)
+            assert not any(job.done() for job in running), "the pool was as full as it gets before the end"
+            assert rise(before, after, telemetry.PREEMPTIONS) == 0
+            report("kv", f"decode grows at KV {after.value(telemetry.KV_UTILIZATION):.0%}", f"{took:.1f} s")
+            assert [job.result().num_tokens for job in running] == [3000] * len(jobs)
+    grown = next(event for event in replayed(log) if event.decision.decode.num_replicas == 2)
+    assert grown.decision.decode.need.cause is Cause.KV
+    assert grown.decision.prefill.num_replicas == 1
+    assert grown.inputs.router is not None
+    assert grown.inputs.router.num_waiting == 0
+
+
+def test_a_worker_that_decode_can_spare_reads_prompts_before_a_replica_is_started(
+    fleet: Fleet, tmp_path: Path, report: Report
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    profile = scaling.profile(
+        "flip",
+        log,
+        fleet.models.toy(),
+        autoscaling__target_utilization=0.1,
+        autoscaling__scale_down_delay_s=60.0,
+        autoscaling__idle_delay_s=600.0,
+        decode__max_num_seqs=64,
+    )
+    profile = dataclasses.replace(profile, num_decode=2)
+    with System(profile, tmp_path) as system:
+        client = system.client
+
+        def roles() -> dict[str, int]:
+            counts = scrape(client).by_label(telemetry.WORKERS, "role", state="alive")
+            return {role: round(count) for role, count in counts.items()}
+
+        with asking(client, 1, lambda number: ask(5000 + number, 50, 400)) as long_ones:
+            time.sleep(12.0)  # what decode can spare has to be known for a while
+            with asking(client, 2, lambda number: ask(number, 3000, 2), 0.1) as many:
+                took = wait_until(lambda: "" if roles().get("prefill") == 2 else str(roles()), 60.0, 0.3)
+                report("flip", "a queue of prompts: a decode worker reads, too", f"{took:.1f} s")
+            many.check(2)
+            took = wait_until(lambda: "" if roles().get("decode") == 2 else str(roles()), 200.0, 0.3)
+            report("flip", "without it, it goes home", f"{took:.1f} s")
+        long_ones.check(400)
+    events = replayed(log)
+    ordered = [flip for event in events for flip in event.decision.flips]
+    assert [flip.role for flip in ordered] == [Role.PREFILL, Role.DECODE], ordered
+    first = next(index for index, event in enumerate(events) if event.decision.flips)
+    assert all(event.decision.prefill.num_replicas == 1 for event in events[: first + 1])
+
+
+def test_a_node_that_is_to_go_away_loses_no_stream(
+    nodes: RayNodes, fleet: Fleet, tmp_path: Path, report: Report
+) -> None:
+    for _ in range(2):
+        nodes.add(num_cpus=2)
+    profile = scaling.profile("drain", tmp_path / "decisions.jsonl", fleet.models.toy())
+    with nodes.service(profile, tmp_path) as system:
+        client = system.client
+        with asking(client, 6, lambda number: ask(number, 60, 400)) as work:
+            wait_until(lambda: "" if work.answers else "no answer yet", 60.0)
+            first = next(iter(nodes.workers("decode")))
+            nodes.add(num_cpus=2)
+            start = time.monotonic()
+            said = subprocess.run(
+                [BATON, "drain", first, "--within", "60", "--address", nodes.address],
+                env=nodes.environment,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert "drains" in said.stdout
+
+            def still_there() -> str:
+                where = {role: nodes.workers(role) for role in ("prefill", "decode")}
+                is_gone = all(found and first not in found for found in where.values())
+                return "" if is_gone else f"workers: {where}"
+
+            wait_until(still_there, 90.0, 0.5)
+            report("drain", "a node has no workers any more", f"{time.monotonic() - start:.1f} s")
+            num_before = len(work.answers)
+            wait_until(lambda: "" if len(work.answers) > num_before + 6 else "no new answers", 60.0)
+        work.check(400)
+        report("drain", "streams meanwhile, all whole", len(work.answers))
+
+
+def test_rays_autoscaler_starts_nodes_for_replicas_and_ends_them_when_they_are_empty(
+    fleet: Fleet, tmp_path: Path, report: Report
+) -> None:
+    nodes = RayNodes(tmp_path, max_nodes=4)
+    try:
+        profile = scaling.profile(
+            "elastic",
+            tmp_path / "decisions.jsonl",
+            fleet.models.toy(),
+            autoscaling__target_utilization=0.1,
+            autoscaling__startup_s=15.0,
+            autoscaling__idle_delay_s=600.0,
+            autoscaling__can_flip=False,
+            decode__max_num_seqs=16,
+        )
+        with nodes.service(profile, tmp_path) as system:
+            client = system.client
+            assert nodes.num_raylets() == 3, "the head, and one node for each replica"
+            with asking(client, 3, lambda number: ask(number, 1500, 200), 0.2) as work:
+                took = wait_replicas(client, 300.0, prefill=2, decode=2)
+                report("elastic", "load up: four replicas", f"{took:.1f} s")
+                assert nodes.num_raylets() == 5
+            work.check(200)
+            start = time.monotonic()
+            wait_replicas(client, 200.0, prefill=1, decode=1)
+            wait_until(lambda: "" if nodes.num_raylets() == 3 else "nodes are left", 120.0, 0.5)
+            report("elastic", "load away: their nodes are gone", f"{time.monotonic() - start:.1f} s")
+            assert client.stream_completion(**ask(1, 100, 5)).num_tokens == 5
+    finally:
+        nodes.stop()
