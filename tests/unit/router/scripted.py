@@ -129,6 +129,7 @@ class ScriptedWorker:
     is_silent: bool = False
     is_closed: bool = False
     exposition: bytes = b""
+    process_epoch: int = 0
 
     def __post_init__(self) -> None:
         self.ref = WorkerRef(WorkerId(self.name), self.role, Epoch(self.epoch), f"loopback:{self.name}")
@@ -137,7 +138,12 @@ class ScriptedWorker:
 
     def announcement(self) -> Announcement:
         num_blocks = self.status.num_blocks if self.status is not None else self.num_blocks
-        return Announcement(self.ref, "toy", LAYOUT, 512, 1, "here", self.role.value, num_blocks)
+        line = Announcement(self.ref, "toy", LAYOUT, 512, 1, "here", self.role.value, num_blocks)
+        return replace(line, process_epoch=Epoch(self.process_epoch))
+
+    @property
+    def block_epoch(self) -> Epoch:
+        return self.announcement().block_epoch
 
     def die(self) -> None:
         """As by SIGKILL: every connection breaks."""
@@ -149,7 +155,7 @@ class ScriptedWorker:
         self.tell(WatchEvent(0, status=self.status or new_status(self.ref)))
 
     def tell(self, event: WatchEvent) -> None:
-        self._watch_events.put_nowait(replace(event, epoch=self.ref.epoch))
+        self._watch_events.put_nowait(replace(event, epoch=self.block_epoch))
 
     def end_watch(self) -> None:
         """End the Watch as a worker does: without an error."""
@@ -224,7 +230,7 @@ class ScriptedWorker:
         self._check_alive()
         self.num_watches += 1
         digest = (len(self.hashes), reduce(xor, map(digest_part, self.hashes), 0))
-        yield WatchEvent(0, status=self.status, digest=digest, epoch=self.ref.epoch)
+        yield WatchEvent(0, status=self.status, digest=digest, epoch=self.block_epoch)
         while (event := await self._or_death(self._watch_events.get())) is not None:
             yield event
 
@@ -234,7 +240,7 @@ class ScriptedWorker:
         self.snapshots.append(job)
         parts = range(job.first_part, job.end_part)
         told = tuple(block_hash for block_hash in self.hashes if part_of(block_hash) in parts)
-        return BlockPage(self.ref.epoch, self.number, parts.start, parts.stop, tuple(parts), told)
+        return BlockPage(self.block_epoch, self.number, parts.start, parts.stop, tuple(parts), told)
 
     async def metrics(self) -> bytes:
         self._check_alive()

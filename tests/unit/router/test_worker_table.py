@@ -319,3 +319,17 @@ async def test_stopping_ends_all_watches_and_closes_all_connections() -> None:
         pass
     assert fleet.table.entries() == ()
     assert all(worker.is_closed for worker in workers)
+
+
+async def test_what_a_worker_holds_stays_known_when_it_changes_its_role() -> None:
+    prefill = ScriptedWorker(Role.PREFILL, "w", hashes=(_HASH,), process_epoch=9)
+    async with Fleet(prefill) as fleet:
+        assert fleet.table.index.num_blocks(prefill.ref.worker_id) == 1
+        decode = ScriptedWorker(Role.DECODE, "w", epoch=2, hashes=(_HASH,), process_epoch=9)
+        fleet.join(decode)
+        await fleet.table.refresh()
+        assert fleet.table.index.num_blocks(decode.ref.worker_id) == 1, "before it was heard of"
+        await settle()
+        assert [entry.ref for entry in fleet.table.usable(Role.DECODE)] == [decode.ref]
+        assert fleet.table.index.confidence(decode.ref.worker_id) == 1.0
+        assert not decode.snapshots, "there was nothing to fetch"
