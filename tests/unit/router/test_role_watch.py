@@ -1,4 +1,4 @@
-"""Nobody decodes any more: the router asks once, in vain until somebody can step in, and is ready meanwhile."""
+"""Nobody decodes any more: the router asks until somebody steps in, and is ready meanwhile."""
 
 from __future__ import annotations
 
