@@ -72,6 +72,11 @@ class GroupAcceptor:
         """Of groups that are not destroyed yet."""
         return self._num_bytes
 
+    @property
+    def num_awaited(self) -> int:
+        """Payloads that were announced and have not come, of all groups."""
+        return sum(receiver.num_awaited for _, receiver in self._receivers.values())
+
     def offer(self, offered: OfferedStaging) -> OfferedStaging:
         return replace(offered, group=GroupAddress(self._groups.backend))
 

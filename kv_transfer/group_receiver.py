@@ -50,6 +50,11 @@ class GroupReceiver:
         self._announced = asyncio.Event()
         self.broken: asyncio.Future[None] = self._loop.create_future()
 
+    @property
+    def num_awaited(self) -> int:
+        """Payloads that were announced and have not come."""
+        return sum(not payload.arriving.done() for payload in self._payloads.values())
+
     def form(self, groups: Groups, limits: GroupLimits, nonces: tuple[bytes, bytes]) -> None:
         """In the background; what is announced meanwhile waits for it."""
         forming = self._thread.post(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.status_command import fetch_state
 from core import telemetry
 from core.errors import StaleEpoch, Unauthenticated
 from core.peer_security import PeerSecurity, new_cluster_token
@@ -53,6 +54,22 @@ def test_twelve_prompts_equal_the_reference_first_and_again(fleet: Fleet, system
     with survives(system):
         comparison.run(system.client, batch, "Ray, first", at_a_time=6)
         comparison.run(system.client, batch, "Ray, again", at_a_time=12)
+
+
+def test_prefill_is_ready_for_each_decode_worker_before_a_request_and_baton_status_shows_it(
+    system: System,
+) -> None:
+    def is_ready() -> str:
+        told = fetch_state(f"http://127.0.0.1:{system.port}", None)
+        ready = {
+            (worker["id"], pair["to"])
+            for worker in told["workers"]
+            for pair in (worker["status"] or {}).get("pairs", [])
+            if worker["role"] == "prefill" and pair["is_warm"] and pair["transport"] == "grpc"
+        }
+        return "" if len(ready) == 2 else f"ready: {ready}"
+
+    wait_until(is_ready, 30.0)
 
 
 def test_prefill_and_decode_are_processes_of_their_own(system: System) -> None:
