@@ -27,6 +27,7 @@ from cluster.loadtest.report import (
     LoadReport,
     SearchOutcome,
     Step,
+    Verdict,
     flattened,
     make_detail,
 )
@@ -117,7 +118,9 @@ class LoadTest:
             steps=tuple(self._steps),
             detail=make_detail(index, records, settings.slo, settings.window.warm_up_s),
             search=search,
-            verdict=judge(step, counted, settings.slo, settings.max_error_share, search),
+            verdict=_with_load(
+                judge(step, counted, settings.slo, settings.max_error_share, search), load_before
+            ),
         )
 
     def _planned_rate(self) -> float | None:
@@ -155,8 +158,9 @@ class LoadTest:
 
     async def _solo(self) -> RunResult:
         """A few requests one after the other: what the server can do at best, and its warm-up."""
-        self._watcher.tell(f"{_NUM_SOLO} requests, one after the other")
-        runner = self._runner(replace(self._settings.window, num_requests=_NUM_SOLO, warm_up_s=0.0))
+        window = replace(self._settings.window, num_requests=_NUM_SOLO, warm_up_s=0.0)
+        self._watcher.begin("one at a time", window)
+        runner = self._runner(window)
         arrivals = replace(self._settings.arrivals, kind=ArrivalKind.CLOSED)
         planner = replace(self._planner, settings=replace(self._settings, arrivals=arrivals, search=None))
         return await runner.closed_loop(planner.sessions(None, None, "solo"), 1)
@@ -214,6 +218,15 @@ class LoadTest:
     @property
     def _concurrency(self) -> int:
         return self._settings.arrivals.concurrency
+
+
+def _with_load(verdict: Verdict, load_average: float) -> Verdict:
+    """A machine that was busy before the test is not measured alone."""
+    cores = os.cpu_count() or 1
+    if load_average <= cores:
+        return verdict
+    busy = f"this machine was busy before the test: load average {load_average:.1f} on {cores} cores"
+    return replace(verdict, warnings=(*verdict.warnings, busy))
 
 
 def _planner(settings: LoadTestSettings, watcher: Watcher) -> Planner:

@@ -26,7 +26,7 @@ def distribution_plot(
     low, high = found.edges_s[0], found.edges_s[-1]
     if limit_s is not None:
         low, high = min(low, limit_s * 0.8), max(high, limit_s * 1.25)
-    frame = make_frame((low, high), (0.0, max(found.counts) * 1.35), (NARROW, 270), "x")
+    frame = make_frame((low, high), (0.0, max(found.counts) * 1.35), (NARROW, 270), "xn")
     parts = [frame.axes(name, f"{what} per bin", _tick_text, plain)]
     for (begin, end), count in zip(pairwise(found.edges_s), found.counts, strict=True):
         if count:
@@ -70,7 +70,7 @@ def load_timeline(detail: Detail) -> str:
     points: list[tuple[float, float]] = [(0.0, 0.0)]
     for (moment, _), count in zip(changes, counts, strict=True):
         points += [(moment, points[-1][1]), (moment, float(count))]
-    frame = make_frame((0.0, points[-1][0]), (0.0, max(counts) * 1.1), (NARROW, 294))
+    frame = make_frame((0.0, points[-1][0]), (0.0, max(counts) * 1.1), (NARROW, 294), "n")
     return frame.drawn(
         frame.axes("seconds since the start", "open requests", plain, plain),
         frame.area(points, "fill"),

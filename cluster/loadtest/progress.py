@@ -41,6 +41,7 @@ class ConsoleWatcher:
         self._console.print(f"[dim]{escape(text)}[/]", highlight=False, soft_wrap=True)
 
     def begin(self, name: str, window: Window) -> None:
+        self._end_live()
         self._name, self._window, self._told_s = name, window, 0.0
         if self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=4, transient=True)

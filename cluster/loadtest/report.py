@@ -21,7 +21,7 @@ from core.errors import InvalidConfig
 
 FORMAT = 1
 MAX_ROWS = 20_000
-_NUM_BINS = 40
+_FEWEST_BINS, _MOST_BINS = 6, 40
 _SMALLEST_S = 1e-4  # what a clock between two processes can tell apart
 
 
@@ -138,7 +138,8 @@ def histogram(values_s: Iterable[float]) -> Histogram:
     if not values.size:
         return Histogram((), ())
     low, high = float(values.min()) * 0.999, float(values.max()) * 1.001
-    edges = np.geomspace(low, high, _NUM_BINS + 1)
+    num_bins = int(min(max(values.size**0.5, _FEWEST_BINS), _MOST_BINS))
+    edges = np.geomspace(low, high, num_bins + 1)
     counts, _ = np.histogram(values, edges)
     return Histogram(tuple(edges.tolist()), tuple(counts.tolist()))
 

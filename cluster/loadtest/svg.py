@@ -17,13 +17,16 @@ _WANTED_TICKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Values from `low` to `high` onto pixels from `begin` to `end`; by their logarithm if `is_log`."""
+    """Values from `low` to `high` onto pixels from `begin` to `end`; by their logarithm if `is_log`. Ticks of
+    counts are whole.
+    """
 
     low: float
     high: float
     begin: float
     end: float
     is_log: bool = False
+    is_whole: bool = False
 
     def __call__(self, value: float) -> float:
         low, high, value = self.low, self.high, min(max(value, self.low), self.high)
@@ -32,7 +35,9 @@ class Scale:
 
     @property
     def ticks(self) -> list[float]:
-        return _log_ticks(self.low, self.high) if self.is_log else _ticks(self.low, self.high)
+        if self.is_log:
+            return _log_ticks(self.low, self.high)
+        return [tick for tick in _ticks(self.low, self.high) if not self.is_whole or tick == int(tick)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +124,15 @@ class Frame:
 
 
 def make_frame(
-    x: tuple[float, float], y: tuple[float, float], size: tuple[int, int], logarithmic: str = ""
+    x: tuple[float, float], y: tuple[float, float], size: tuple[int, int], axes: str = ""
 ) -> Frame:
     """`x` and `y` are the lowest and highest value; a range of no length is widened. `size`: pixels, width
-    and height. `logarithmic`: the axes that are, of "xy".
+    and height. `axes`: of "xyn" those that are logarithmic, and "n" where y is a number of things.
     """
-    (width, height), is_x_log, is_y_log = size, "x" in logarithmic, "y" in logarithmic
+    (width, height), is_x_log, is_y_log = size, "x" in axes, "y" in axes
     return Frame(
         Scale(*_widened(x, is_x_log), LEFT, width - RIGHT, is_x_log),
-        Scale(*_widened(y, is_y_log), height - BOTTOM, TOP, is_y_log),
+        Scale(*_widened(y, is_y_log), height - BOTTOM, TOP, is_y_log, "n" in axes),
         width,
         height,
     )
