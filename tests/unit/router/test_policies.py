@@ -100,7 +100,7 @@ def test_every_policy_keeps_the_rules(policy: PolicySetting) -> None:
     assert _place(policy, [], decodes, demand=single).plan is Plan.LOCAL
     closed = [replace(decodes[0], is_handoff_target=False)]
     assert _place(policy, prefills, closed, plan=remote).plan is Plan.LOCAL
-    other = [replace(decodes[0], layout=replace(LAYOUT, block_size=8))]
+    other = [replace(decodes[0], layout=replace(LAYOUT, num_layers=2))]
     assert _place(policy, prefills, other, plan=remote).plan is Plan.LOCAL
     config = RouterConfig(policy=policy)
     assert place(Demand(100), prefills, [], config, Draw(random.Random(0))) is None
