@@ -23,6 +23,7 @@ decisions = typer.Typer(help="The autoscaler's decisions: replay.", no_args_is_h
 
 _EXIT_DIFFERENT = 1
 _MAX_SHOWN = 20
+_WIDE = 160
 
 
 @decisions.command()
@@ -40,6 +41,8 @@ def replay(
 ) -> None:
     """Decide again what the file tells of; exit status 1 if any decision comes out otherwise."""
     console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _WIDE
     replayed = replay_file(file, _other(config))
     if is_changes:
         console.print(_changes(replayed))
