@@ -24,6 +24,7 @@ from core.errors import InvalidConfig
 KEY_VARIABLE = "BATON_API_KEY"
 EXIT_FAILED = 1
 EXIT_NO_RESULT = 3
+EXIT_INTERRUPTED = 130
 
 _TARGET, _LOAD, _WORK, _JUDGE, _OUT = "Target", "Arrivals", "Workload", "Verdict", "Output"
 
@@ -240,6 +241,9 @@ def run(settings: LoadTestSettings, out: Path, job: Job | None, console: Console
     except NoAnswer as error:
         console.print(f"[red]no result:[/] {escape(str(error))}", soft_wrap=True)
         return EXIT_NO_RESULT
+    except KeyboardInterrupt:
+        console.print("stopped before there was a result")
+        return EXIT_INTERRUPTED
     write_report(report, out / "report.json")
     (out / "report.html").write_text(render_html(report), encoding="utf-8")
     colour = "green" if report.verdict.has_passed else "red"
