@@ -15,8 +15,8 @@ import psutil
 from tests.e2e.harness import System
 from tests.e2e.open_loop import OpenLoop, Outcome
 
-GROWTH = 1.6
 _SAMPLE_S = 5.0
+_MAX_STEPS = 12
 
 
 @dataclass(slots=True)
@@ -57,18 +57,18 @@ def _mean(samples: Sequence[dict[int, int]], pid: int) -> float:
     return sum(found) / len(found)
 
 
-def peak(load: OpenLoop, first_rate: float, step_s: float, max_steps: int = 12) -> tuple[float, float]:
+def peak(load: OpenLoop, first_rate: float, step_s: float, growth: float = 1.6) -> tuple[float, float]:
     """Offer more and more until goodput no longer follows; returns (capacity, peak of goodput) per second.
 
     Capacity is the rate of the best step's answers.
     """
     rate, best = first_rate, 0.0
-    for _ in range(max_steps):
+    for _ in range(_MAX_STEPS):
         found = load.run(rate, step_s).goodput
         best = max(best, found)
-        if found < 0.75 * rate:
+        if found < 0.75 * rate and best > 0:
             return best, best
-        rate *= GROWTH
+        rate *= growth
     raise AssertionError(f"no end of capacity was found up to {rate:.0f} requests a second")
 
 
