@@ -29,8 +29,7 @@ from cluster.loadtest.goodput import Slo, Summary, summarize
 from cluster.loadtest.traces import TraceRecord, read_trace
 from cluster.simulator.choosing import Chooser
 from cluster.simulator.deployment import Deployment
-from cluster.simulator.record import Record
-from cluster.simulator.simulation import Simulation
+from cluster.simulator.simulation import Simulation, SiteReport
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from cluster.simulator.teller import Way
 from cluster.simulator.workload import arrivals_of
@@ -138,8 +137,8 @@ def deployment(policy: Policy, is_aggregated: bool, way: Way) -> Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run. `hit_rate`: of all prompt tokens; `least_share`: requests of the worker that got the fewest of
-    its role, by the mean of its role.
+    """One run. `hit_rate`: of all prompt tokens; `least_share`: the time that the least busy worker of a role
+    computed, by the mean of its role.
     """
 
     summary: Summary
@@ -174,26 +173,21 @@ def run(records: Sequence[TraceRecord], speed: float, policy: Policy, is_aggrega
     counted = outcome.records[NUM_WARM_UP:]
     window_s = arrivals[-1].arrival_s - arrivals[NUM_WARM_UP].arrival_s
     summary = summarize([record.result() for record in counted], SLO, window_s)
-    names = {site.worker_id: site.role for site in outcome.sites}
     return Line(
         summary,
         sum(record.num_cached_tokens for record in counted) / sum(r.num_prompt_tokens for r in counted),
-        least_share(counted, names),
+        least_share(outcome.sites),
         Counter(record.plan for record in counted),
         time.process_time() - began,
     )
 
 
-def least_share(records: Sequence[Record], roles: dict[str, str]) -> float:
-    """Who starves: each worker's requests, read or decoded, by the mean of its role."""
-    served = Counter[str]()
-    for record in records:
-        served.update({record.reader, record.decoder} - {""})
+def least_share(sites: Sequence[SiteReport]) -> float:
+    """Who starves: how long each worker computed, by the mean of its role."""
     shares = []
-    for role in set(roles.values()):
-        workers = [name for name, own in roles.items() if own == role]
-        mean = sum(served[name] for name in workers) / len(workers)
-        shares += [served[name] / mean if mean else 0.0 for name in workers]
+    for role in {site.role for site in sites}:
+        busy = [site.busy_s for site in sites if site.role == role]
+        shares += [each * len(busy) / sum(busy) if sum(busy) else 0.0 for each in busy]
     return min(shares)
 
 

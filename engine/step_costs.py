@@ -16,6 +16,8 @@ from engine.step import StepPlan
 # where what grows is thought to be as large as what is fixed, until steps of different sizes were seen
 _TYPICAL_STREAMS, _TYPICAL_TOKENS = 8.0, 32.0
 _TYPICAL_KV, _TYPICAL_PAIRS = 65_536.0, 262_144.0
+# the same streams run for hundreds of steps: fewer do not tell their number from their KV
+_DECODING_DECAY, _READING_DECAY = 0.9995, 0.995
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class StepCosts:
 
 class _Lines:
     def __init__(self) -> None:
-        self._decoding = RunningPlane(_TYPICAL_STREAMS, _TYPICAL_KV)
-        self._reading = RunningPlane(_TYPICAL_TOKENS, _TYPICAL_PAIRS)
+        self._decoding = RunningPlane(_TYPICAL_STREAMS, _TYPICAL_KV, _DECODING_DECAY)
+        self._reading = RunningPlane(_TYPICAL_TOKENS, _TYPICAL_PAIRS, _READING_DECAY)
 
     def observe(self, seconds: float, work: StepWork) -> None:
         if not work.num_prefill_tokens:

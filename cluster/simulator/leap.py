@@ -54,13 +54,13 @@ class Leap:
         if not ends:
             return ends
         assert plan is not None
-        work, began_at = StepWork(0, len(plan.streams)), self._begin_at
-        costs = self._loop._pipeline.costs
+        num_streams, num_kv = len(plan.streams), int(plan.streams.num_tokens.sum())
+        costs, began_at = self._loop._pipeline.costs, self._begin_at
         for end in ends:
-            seconds = end - began_at
+            seconds, began_at = end - began_at, end
+            num_kv += num_streams
             self._metrics.observe_step(seconds, 0)
-            costs.observe(seconds, work, False)
-            began_at = end
+            costs.observe(seconds, StepWork(0, num_streams, num_kv), False)
         self._runner.note_steps(num_steps, ends[-1] - self._begin_at)
         more = [EOS] * num_steps
         for sequence in plan.streams.sequences:
