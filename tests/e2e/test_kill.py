@@ -88,7 +88,14 @@ def kill_all_decode(system: System) -> None:
         process.kill()
 
 
-def test_without_any_decode_worker_a_stream_waits_for_the_replacement(fleet: Fleet, system: System) -> None:
+def kill_all_workers(system: System) -> None:
+    """Prefill workers first: they would stand in."""
+    for process in on_ray.workers(system, "prefill"):
+        process.kill()
+    kill_all_decode(system)
+
+
+def test_without_any_decode_worker_a_stream_goes_on_all_the_same(fleet: Fleet, system: System) -> None:
     wait_whole(system)
     watched = read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, lambda: kill_all_decode(system))
     check(fleet, PROMPT, watched.answer, NUM_TOKENS, None, "all decode workers killed")
@@ -105,7 +112,7 @@ def test_without_a_replacement_before_the_deadline_a_stream_ends_with_a_typed_er
         has_killed = False
         for _ in connection.pieces(response):
             if not has_killed and response.body.count(b"data: ") >= 10:
-                kill_all_decode(system)
+                kill_all_workers(system)
                 has_killed = True
     took = time.monotonic() - start
     assert has_killed
