@@ -148,18 +148,17 @@ def test_a_worker_that_decode_can_spare_reads_prompts_before_a_replica_is_starte
 def test_a_node_that_is_to_go_away_loses_no_stream(
     nodes: RayNodes, fleet: Fleet, tmp_path: Path, report: Report
 ) -> None:
-    for _ in range(2):
-        nodes.add(num_cpus=2)
+    for _ in range(3):
+        nodes.add()
     profile = scaling.profile("drain", tmp_path / "decisions.jsonl", fleet.models.toy())
     with nodes.service(profile, tmp_path) as system:
         client = system.client
-        with asking(client, 6, lambda number: ask(number, 60, 400)) as work:
+        with asking(client, 2, lambda number: ask(number, 60, 400)) as work:
             wait_until(lambda: "" if work.answers else "no answer yet", 60.0)
             first = next(iter(nodes.workers("decode")))
-            nodes.add(num_cpus=2)
             start = time.monotonic()
             said = subprocess.run(
-                [BATON, "drain", first, "--within", "60", "--address", nodes.address],
+                [BATON, "drain", first, "--within", "120", "--address", nodes.address],
                 env=nodes.environment,
                 capture_output=True,
                 text=True,
@@ -172,10 +171,10 @@ def test_a_node_that_is_to_go_away_loses_no_stream(
                 is_gone = all(found and first not in found for found in where.values())
                 return "" if is_gone else f"workers: {where}"
 
-            wait_until(still_there, 90.0, 0.5)
+            wait_until(still_there, 200.0, 0.5)
             report("drain", "a node has no workers any more", f"{time.monotonic() - start:.1f} s")
             num_before = len(work.answers)
-            wait_until(lambda: "" if len(work.answers) > num_before + 6 else "no new answers", 60.0)
+            wait_until(lambda: "" if len(work.answers) > num_before + 2 else "no new answers", 60.0)
         work.check(400)
         report("drain", "streams meanwhile, all whole", len(work.answers))
 
