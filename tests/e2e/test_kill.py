@@ -10,8 +10,8 @@ from core import telemetry
 from tests.e2e import on_ray, profiles, prompts, wire
 from tests.e2e.client import COMPLETIONS
 from tests.e2e.fleet import Fleet
-from tests.e2e.harness import System
-from tests.e2e.killing import body, check, read_stream, wait_whole
+from tests.e2e.harness import System, is_ready
+from tests.e2e.killing import RECOVERY_S, body, check, read_stream, wait_whole
 from tests.e2e.reference import Ledger, check_greedy
 from tests.e2e.scrape import rise, scrape, wait_idle, wait_until
 from tests.e2e.seeded import Settings
@@ -123,6 +123,7 @@ def test_without_a_replacement_before_the_deadline_a_stream_ends_with_a_typed_er
     assert error["code"], error
     assert error["message"], error
     assert all("error" not in event for event in events[:-1])
+    wait_until(lambda: "" if is_ready(system.port) else "nobody can answer", RECOVERY_S)
     wait_whole(system)
     assert system.client.complete(PROMPT, max_tokens=4, temperature=0).num_tokens == 4
     wait_idle(system.client)
