@@ -62,6 +62,8 @@ class RayNodes:
             self.environment |= {
                 "RAY_FAKE_CLUSTER": "1",
                 "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+                # on a busy host a node is slow to be heard of
+                "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "300",
                 "RAY_enable_autoscaler_v2": "0",
                 "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
             }
@@ -166,7 +168,7 @@ def _elastic(address: str, max_nodes: int) -> dict[str, Any]:
     node: dict[str, Any] = {"node_config": {}, "min_workers": 0}
     return {
         "cluster_name": "elastic",
-        "provider": {"type": "fake_multinode", "gcs_address": address},
+        "provider": {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True},
         "max_workers": max_nodes,
         "available_node_types": {
             FAKE_HEAD_NODE_TYPE: {**node, "resources": {"CPU": 0}, "max_workers": 0},
