@@ -62,9 +62,9 @@ class RayNodes:
             self.environment |= {
                 "RAY_FAKE_CLUSTER": "1",
                 "AUTOSCALER_UPDATE_INTERVAL_S": "1",
-                # on a busy host a node is slow to be heard of
-                "AUTOSCALER_HEARTBEAT_TIMEOUT_S": "300",
-                "RAY_enable_autoscaler_v2": "0",
+                # the older one knows nodes by their address, and these share one
+                "RAY_enable_autoscaler_v2": "1",
+                "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
                 "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
             }
         self._start(options, num_cpus=0)
@@ -168,7 +168,12 @@ def _elastic(address: str, max_nodes: int) -> dict[str, Any]:
     node: dict[str, Any] = {"node_config": {}, "min_workers": 0}
     return {
         "cluster_name": "elastic",
-        "provider": {"type": "fake_multinode", "gcs_address": address, "disable_node_updaters": True},
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": address,
+            "launch_multiple": True,
+            "head_node_id": FAKE_HEAD_NODE_ID,
+        },
         "max_workers": max_nodes,
         "available_node_types": {
             FAKE_HEAD_NODE_TYPE: {**node, "resources": {"CPU": 0}, "max_workers": 0},
