@@ -180,8 +180,8 @@ def test_a_node_that_is_to_go_away_loses_no_stream(
 
 
 @pytest.mark.skip(
-    "Ray 2.60's wheel lacks the defaults of its fake node provider (example.yaml) for autoscaler v2, and v1 knows"
-    " nodes by address, which those of one host share"
+    "Ray 2.60's wheel lacks the defaults of its fake node provider (example.yaml) for autoscaler v2, and "
+    "v1 knows nodes by address, which those of one host share"
 )
 def test_rays_autoscaler_starts_nodes_for_replicas_and_ends_them_when_they_are_empty(
     fleet: Fleet, tmp_path: Path, report: Report
