@@ -81,6 +81,7 @@ class BlockView:
         self._clock = clock
         self._tally = tally
         self._doubted_at = clock.now()
+        self._num_missed = 0
         self._number = 0
         self._xor = 0
         self._digests = array("Q", bytes(8 * NUM_PARTS))
@@ -95,23 +96,36 @@ class BlockView:
 
     @property
     def confidence(self) -> float:
-        """1 while the view is what the worker says; else what a stale one is worth, less by the second, or
-        as much of it as a repair has put right.
+        """1 while the view is what the worker says; else what a stale one is worth, or as much of it as a
+        repair has put right.
+
+        Where it is known how many events are missing, each can have made one block wrong, and those since
+        then were heard. Otherwise anything may have happened, and more by the second.
         """
         if self.doubt is None:
             return 1.0
-        age_s = self._clock.now() - self._doubted_at
-        stale: float = _STALE_TRUST * 0.5 ** (age_s / _HALF_LIFE_S)
+        stale = self._known_share() if self.doubt is Doubt.GAP else self._faded()
         return stale if self._pass is None else max(stale, self._pass.progress)
+
+    def _known_share(self) -> float:
+        return self.num_blocks / (self.num_blocks + self._num_missed) if self.num_blocks else 0.0
+
+    def _faded(self) -> float:
+        age_s = self._clock.now() - self._doubted_at
+        faded: float = _STALE_TRUST * 0.5 ** (age_s / _HALF_LIFE_S)
+        return faded
 
     def join(self) -> None:
         """The stream has ended, or begins anew; its first digest will say whether the view still holds."""
         self._is_joining = True
+        if self.doubt is Doubt.GAP:
+            self.doubt = None  # how much is missing is not known any more
         self._begin_doubt(Doubt.JOINED)
 
     def _begin_doubt(self, doubt: Doubt) -> None:
         if self.doubt is None:
             self._doubted_at = self._clock.now()
+            self._num_missed = 0
             self.doubt = doubt
 
     # ------------------------------------------------------------ events
@@ -162,6 +176,7 @@ class BlockView:
         if self._pass is not None:
             self._pass.miss(number)
         self._begin_doubt(Doubt.GAP)
+        self._num_missed += number - self._number
 
     def _count_anew(self, number: int) -> None:
         """The worker's numbers begin again: what was known by number is void."""

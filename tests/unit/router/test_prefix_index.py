@@ -102,7 +102,7 @@ def test_a_gap_is_noticed_and_only_that_worker_is_asked_for_what_differs(site: I
     site.a.take()  # lost
     site.a.tell(stored(CHAIN[5]))
     deliver(site.index, site.a)
-    assert site.index.confidence(site.a.worker_id) == 0.5
+    assert site.index.confidence(site.a.worker_id) == 5 / 6, "one of six blocks can be wrong"
     assert site.index.confidence(site.b.worker_id) == 1.0
     assert site.index.match(CHAIN) == {"a": 4, "b": 4}, "the old view stays"
     assert site.index.ask(site.b.worker_id) is None
@@ -137,7 +137,9 @@ def test_a_wrong_digest_is_noticed_and_mended(site: IndexSite) -> None:
 def test_trust_in_a_stale_view_fades_and_grows_with_its_repair(site: IndexSite) -> None:
     names = [block(part, part) for part in range(4000)]
     site.a.tell(*map(stored, names))
-    site.a.take()
+    for event in site.a.take():
+        others = tuple(removed(names[0]) for _ in event.events)
+        site.index.apply(site.a.worker_id, WatchEvent(event.number, events=others, epoch=event.epoch))
     site.a.report()
     deliver(site.index, site.a)
     assert site.index.confidence(site.a.worker_id) == 0.5
@@ -151,6 +153,22 @@ def test_trust_in_a_stale_view_fades_and_grows_with_its_repair(site: IndexSite) 
     assert trusts == sorted(trusts)
     assert 0.1 < trusts[0] < 0.15
     assert trusts[-1] == 1.0
+
+
+def test_once_the_stream_has_ended_a_view_with_a_gap_fades_like_any_other(site: IndexSite) -> None:
+    site.a.tell(*map(stored, CHAIN[:6]))
+    deliver(site.index, site.a)
+    site.a.tell(stored(CHAIN[6]))
+    site.a.take()  # lost
+    site.a.tell(stored(CHAIN[7]))
+    deliver(site.index, site.a)
+    assert site.index.confidence(site.a.worker_id) == 7 / 8
+    site.clock.advance(40.0)
+    assert site.index.confidence(site.a.worker_id) == 7 / 8, "what came since was heard"
+    site.index.cut(site.a.worker_id)
+    assert site.index.confidence(site.a.worker_id) == 0.5
+    site.clock.advance(10.0)
+    assert site.index.confidence(site.a.worker_id) == 0.25
 
 
 def test_events_that_come_twice_or_too_late_change_nothing(site: IndexSite) -> None:
