@@ -59,7 +59,8 @@ class DecisionLog:
             self._rotate()
             self._begin(state)
         elif self._file.tell() > self._config.max_log_bytes:
-            self._file.close()
+            # a rotation that fails is tried again with the next decision
+            self.close()
             self._rotate()
             self._begin(state)
         assert self._file is not None
@@ -67,9 +68,9 @@ class DecisionLog:
         self._file.flush()
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
     def _begin(self, state: State) -> None:
         self._file = self._path.open("wb")

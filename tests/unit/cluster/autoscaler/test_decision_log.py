@@ -75,3 +75,27 @@ def test_a_line_that_was_cut_off_is_left_out_and_one_that_is_broken_is_named(tmp
     path.write_bytes(whole.split(b"\n", 1)[1])
     with pytest.raises(InvalidConfig, match="does not begin with"):
         replay_file(path)
+
+
+def test_a_rotation_that_failed_is_done_with_the_next_decision(tmp_path: Path) -> None:
+    """As when the disk was full for a moment: the log goes on, and still replays."""
+    whole = tmp_path / "whole.jsonl"
+    plant = write(whole, replace(CONFIG, max_log_bytes=2**24))
+    path, aside = tmp_path / "log" / "decisions.jsonl", tmp_path / "aside"
+    log, state, num_failed = DecisionLog(path, CONFIG), State(), 0
+    for now, load, decision in plant.decisions:
+        targets = [decision.pool(role).num_replicas for role in Role]
+        event = DecisionEvent(now + 0.25, now, load, decision, *targets)
+        if num_failed == 0 and path.exists() and path.stat().st_size > CONFIG.max_log_bytes:
+            path.parent.rename(aside)
+            with pytest.raises(FileNotFoundError):
+                log.write(event, state)
+            aside.rename(path.parent)
+            num_failed += 1
+        else:
+            log.write(event, state)
+        _, state = decide(load, CONFIG, state, now)
+    log.close()
+    assert num_failed == 1
+    assert replay_file(path).differences == ()
+    assert replay_file(path).events[-1].now == plant.decisions[-1][0]
