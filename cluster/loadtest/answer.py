@@ -15,6 +15,8 @@ from cluster.loadtest.event_stream import BrokenStream, Event
 from cluster.loadtest.settings import StreamEnd
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+# an answer that was given up: `abort` is what vLLM and SGLang say
+_NO_END = ("error", "abort", "cancelled")
 
 
 class Answer:
@@ -94,7 +96,7 @@ class Answer:
         if reason is not None:
             if self.finish_reason is not None:
                 raise BrokenStream("a second finish reason")
-            if not isinstance(reason, str) or reason == "error":
+            if not isinstance(reason, str) or reason in _NO_END:
                 raise BrokenStream(f"the finish reason {reason!r}")
             self.finish_reason = reason
 

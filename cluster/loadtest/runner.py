@@ -83,9 +83,13 @@ class Runner:
     async def closed_loop(self, sessions: Iterator[Session], concurrency: int) -> RunResult:
         """`concurrency` clients share the sessions."""
         records = await self._run(self._clients(sessions, concurrency), None)
-        if self._window.num_requests is None:
-            return RunResult(records, self._window.duration_s, False)
-        return RunResult(records, max((record.ended_s for record in records), default=0.0), False)
+        ended_s = max((record.ended_s for record in records), default=0.0)
+        if self._window.num_requests is not None:
+            return RunResult(records, ended_s, False)
+        # sessions that ran out, as those of a trace do, end the window with their last answer
+        is_exhausted = next(sessions, None) is None
+        window_s = min(self._window.duration_s, ended_s) if is_exhausted else self._window.duration_s
+        return RunResult(records, window_s, False)
 
     async def _run(
         self, work: Coroutine[None, None, None], rule: HopelessRule | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,6 +118,20 @@ async def test_a_closed_loop_keeps_its_number_of_clients(server: OddServer) -> N
     assert (report.steps[0].concurrency, summary.num_completed) == (3, 30)
     spans = [(row.due_s, row.due_s + row.e2e_s) for row in report.detail.rows]
     assert max(sum(begin <= moment < end for begin, end in spans) for moment, _ in spans) == 3
+
+
+async def test_a_trace_that_ends_early_ends_the_window_of_a_closed_loop(
+    server: OddServer, tmp_path: Path
+) -> None:
+    """Six requests that take a fraction of a second are not six requests in an hour."""
+    line = {"timestamp": 0, "input_length": 6, "output_length": 2}
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(json.dumps(line) + "\n" for _ in range(6)))
+    report = await load_test(server, "plain", arrivals={"kind": "closed"}, window={"duration_s": 3600.0},
+                           workload={"kind": "trace", "trace": str(trace)})  # fmt: skip
+    summary = report.steps[0].summary
+    assert summary.num_completed == 6
+    assert summary.window_s == pytest.approx(summary.elapsed_s, rel=0.1)
 
 
 async def test_a_conversation_s_turns_stand_on_the_answers(server: OddServer) -> None:

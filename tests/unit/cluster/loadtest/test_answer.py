@@ -100,6 +100,7 @@ def test_comments_other_fields_and_carriage_returns_are_part_of_the_format() -> 
         ((said("a", "stop"), said("b"), DONE), "text after the finish reason"),
         ((said("a", "stop"), said("", "stop"), DONE), "a second finish reason"),
         ((said("a", "error"), DONE), "finish reason 'error'"),
+        ((said("a", "abort"), DONE), "finish reason 'abort'"),
         ((said("a"), data({"error": {"message": "lost"}})), "an error after 1 .*lost"),
         ((b'event: error\ndata: {"message": "lost"}\n\n',), "an error after 0 .*lost"),
         ((b'data: {"choices": [\n\n',), "not JSON"),
