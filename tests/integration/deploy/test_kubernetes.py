@@ -76,3 +76,18 @@ def test_what_is_scraped_is_a_port_of_the_pods() -> None:
     monitors = [item for item in kubernetes_objects() if item["kind"] == "PodMonitor"]
     asked = {endpoint["port"] for item in monitors for endpoint in item["spec"]["podMetricsEndpoints"]}
     assert asked <= ports
+
+
+def test_the_operator_reaches_the_port_that_it_deploys_the_application_by() -> None:
+    """KubeRay sends serveConfigV2 to the head's dashboard port from a pod of its own."""
+    host = pod_groups()["head"]["rayStartParams"].get("dashboard-host", "0.0.0.0")
+    assert host == "0.0.0.0"
+    policy = next(item for item in kubernetes_objects() if item["kind"] == "NetworkPolicy")
+    openings = [rule for rule in policy["spec"]["ingress"] if 8265 in _ports(rule)]
+    assert [rule["from"][0]["namespaceSelector"]["matchLabels"] for rule in openings] == [
+        {"kubernetes.io/metadata.name": "kuberay"}
+    ]
+
+
+def _ports(rule: dict[str, Any]) -> list[int]:
+    return [item["port"] for item in rule.get("ports", ())]
