@@ -53,9 +53,13 @@ KV_TOKENS = 430_000
 LINK = LinkPrice(bytes_per_s=25e9)  # 200 Gbit/s
 
 IMPAIRED = (
-    ("10 % lost", Way(loss=0.1)),
-    ("1 s late", Way(delay_s=1.0)),
-    ("10 % lost, 1 to 2 s late, out of order", Way(delay_s=1.0, jitter_s=1.0, loss=0.1)),
+    ("10 % lost", Way(loss=0.1, is_for_load=False)),
+    ("1 s late", Way(delay_s=1.0, is_for_load=False)),
+    (
+        "10 % lost, 1 to 2 s late, out of order",
+        Way(delay_s=1.0, jitter_s=1.0, loss=0.1, is_for_load=False),
+    ),
+    ("the same, and so is the load", Way(delay_s=1.0, jitter_s=1.0, loss=0.1)),
 )
 
 
