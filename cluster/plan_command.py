@@ -64,7 +64,8 @@ def plan(
 ) -> None:
     """Size a deployment: memory, speed, transfer, pools and cost, with the assumptions."""
     catalogue = Catalogue()
-    shape = _shape(model).with_bits(_bits("weights", weights), _bits("kv", kv))
+    weight_bits = _bits("weights", weights)
+    shape = _shape(model, weight_bits).with_bits(weight_bits, _bits("kv", kv))
     if params is not None:
         shape = shape.with_num_params(params)
     device = catalogue.gpu(gpu)
@@ -125,9 +126,9 @@ def _simulate(made: Plan, link: Link, num_requests: int) -> dict[str, Any]:
     }
 
 
-def _shape(model: str) -> ModelShape:
+def _shape(model: str, weight_bits: float | None) -> ModelShape:
     path = Path(model).expanduser()
-    return read_model_shape(path if path.exists() else resolve_model(model))
+    return read_model_shape(path if path.exists() else resolve_model(model), weight_bits)
 
 
 def _bits(name: str, given: str | None) -> float | None:

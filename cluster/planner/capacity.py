@@ -58,31 +58,42 @@ class Capacity:
         """What is left for KV; negative when the weights do not fit."""
         return self.memory_bytes - self.shape.weight_bytes
 
+    @property
+    def kv_copies(self) -> float:
+        """How many times the GPUs of a worker keep each token's KV between them: once as long as there is a
+        head of it for each.
+        """
+        return max(1.0, self.num_gpus / self.shape.kv_parts)
+
+    def kv_bytes(self, num_tokens: int) -> float:
+        """What the KV of a sequence of `num_tokens` takes in the worker."""
+        return self.kv_copies * self.shape.kv_bytes(num_tokens)
+
     def num_sequences(self, num_tokens: int) -> int:
         """Sequences of `num_tokens` whose KV fits at once."""
-        return max(0, int(self.kv_budget_bytes // self.shape.kv_bytes(num_tokens)))
+        return max(0, int(self.kv_budget_bytes // self.kv_bytes(num_tokens)))
 
     def decode_step_s(self, num_sequences: int, context: int, num_tokens: int = 1) -> float:
         """One step of `num_sequences`, each with `context` tokens of KV and `num_tokens` new ones (a verify
         step of speculation has more than one).
         """
         new_tokens = num_sequences * num_tokens
-        read = self.shape.bytes_read(new_tokens) + num_sequences * self.shape.kv_bytes(context)
-        return max(read / self._bytes_per_s, self._arithmetic_s(new_tokens))
+        read = self.shape.bytes_read(new_tokens) + num_sequences * self.kv_bytes(context)
+        return max(read / self.bytes_per_s, self._arithmetic_s(new_tokens))
 
     def decode_ceiling(self) -> float:
         """Tokens per second of a single sequence without any KV: weights are streamed once per token."""
-        return self._bytes_per_s / self.shape.bytes_read(1)
+        return self.bytes_per_s / self.shape.bytes_read(1)
 
     def prefill_s(self, num_tokens: int, num_cached: int = 0) -> float:
         """Reading a prompt of `num_tokens`, `num_cached` of which are cached."""
         uncached = max(1, num_tokens - num_cached)
-        streaming = self.shape.bytes_read(uncached) / self._bytes_per_s
+        streaming = self.shape.bytes_read(uncached) / self.bytes_per_s
         flops = self.shape.flops(uncached, num_tokens - uncached)
         return max(streaming, flops / self._flops_per_s)
 
     def transfer_s(self, num_tokens: int, link: Link) -> float:
-        """The KV of a prompt over `link`, if nothing of it overlaps with prefill."""
+        """The KV of a prompt, once, over `link`, if nothing of it overlaps with prefill."""
         return self.shape.kv_bytes(num_tokens) / (link.bytes_per_s * self.shares.link)
 
     def max_batch(self, context: int, longest: int, itl_s: float | None) -> int:
@@ -101,7 +112,8 @@ class Capacity:
         return low
 
     @property
-    def _bytes_per_s(self) -> float:
+    def bytes_per_s(self) -> float:
+        """What is read of the memory of all its GPUs."""
         return self.num_gpus * self.gpu.bytes_per_s * self.shares.bandwidth
 
     @property

@@ -41,21 +41,40 @@ _UNGATED = frozenset(
 )
 _WEIGHT_BITS = {"float32": 32.0, "float16": 16.0, "bfloat16": 16.0, "float8_e4m3fn": 8.0}
 _METHOD_BITS = {"fp8": 8.0, "fbgemm_fp8": 8.0, "mxfp4": 4.25}
+# architectures whose configurations leave out that the head is the input table
+_TIED = frozenset(
+    {
+        "gpt2",
+        "gpt_bigcode",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "bloom",
+        "cohere",
+        "cohere2",
+        "falcon",
+        "mpt",
+        "opt",
+    }
+)
 
 
-def read_model_shape(path: Path) -> ModelShape:
+def read_model_shape(path: Path, weight_bits: float | None = None) -> ModelShape:
     """Of a folder or a `config.json`. Raises InvalidConfig naming the file or the key."""
     file = path / "config.json" if path.is_dir() else path
     raw = read_json(file)
-    return model_shape(raw, file.resolve().parent.name if path.is_dir() else file.stem)
+    return model_shape(raw, file.resolve().parent.name if path.is_dir() else file.stem, weight_bits)
 
 
-def model_shape(raw: Mapping[str, Any], name: str) -> ModelShape:
-    """Raises InvalidConfig naming the key that is missing, wrong or not understood."""
+def model_shape(raw: Mapping[str, Any], name: str, weight_bits: float | None = None) -> ModelShape:
+    """`weight_bits`: given instead of what the configuration says. Raises InvalidConfig naming the key that
+    is missing, wrong or not understood.
+    """
     notes: list[str] = []
     if isinstance(raw.get("text_config"), Mapping):
         notes.append("the text model alone: towers for images or sound are not counted")
-        raw = {**{key: raw[key] for key in ("torch_dtype", "dtype") if key in raw}, **raw["text_config"]}
+        outer = ("torch_dtype", "dtype", "quantization_config")
+        raw = {**{key: raw[key] for key in outer if key in raw}, **raw["text_config"]}
     reader = _Reader(raw)
     layers = reader.number(*_LAYERS)
     hidden = reader.number(*_HIDDEN)
@@ -64,9 +83,7 @@ def model_shape(raw: Mapping[str, Any], name: str) -> ModelShape:
     attention, kv_values, attention_values = _mla(reader, hidden) if is_mla else _heads(reader, hidden)
     experts, feed_forward = _feed_forward(reader, hidden, layers, notes)
     vocabulary = reader.number("vocab_size") * hidden
-    is_tied = bool(
-        raw.get("tie_word_embeddings", raw.get("model_type") in ("gpt2", "gemma", "gemma2", "gemma3_text"))
-    )
+    is_tied = bool(raw.get("tie_word_embeddings", raw.get("model_type") in _TIED))
     norms = (2 * layers + 1) * hidden
     return ModelShape(
         name=name,
@@ -74,12 +91,13 @@ def model_shape(raw: Mapping[str, Any], name: str) -> ModelShape:
         num_layers=layers,
         windows=kinds,
         kv_values=kv_values,
+        kv_parts=1 if is_mla else _num_kv_heads(reader, reader.number(*_HEADS)),
         attention_values=attention_values,
         dense=layers * attention + feed_forward + vocabulary + norms,
         embedding=0 if is_tied else vocabulary,
         experts=experts,
         max_context=reader.optional(*_CONTEXT),
-        weight_bits=_weight_bits(raw, notes),
+        weight_bits=_weight_bits(raw, notes) if weight_bits is None else weight_bits,
         notes=tuple(notes),
     )
 
@@ -166,10 +184,11 @@ def _feed_forward(reader: _Reader, hidden: int, layers: int, notes: list[str]) -
         return None, layers * matrices * hidden * inner
     inner = reader.optional("moe_intermediate_size", "expert_ffn_hidden_size") or reader.number(*_INNER)
     moe_layers = _num_moe_layers(reader, layers)
-    shared = reader.optional("shared_expert_intermediate_size") or inner * int(
-        raw.get("n_shared_experts") or 0
-    )
-    dense = (layers - moe_layers) * matrices * hidden * (reader.optional(*_INNER) or inner)
+    # Llama 4 has one without saying so
+    num_shared = 1 if raw.get("model_type") == "llama4_text" else int(raw.get("n_shared_experts") or 0)
+    shared = reader.optional("shared_expert_intermediate_size") or inner * num_shared
+    dense_inner = reader.optional("intermediate_size_mlp", *_INNER) or inner
+    dense = (layers - moe_layers) * matrices * hidden * dense_inner
     always = dense + moe_layers * (matrices * hidden * shared + hidden * num_experts)
     per_token = reader.number(*_PER_TOKEN)
     if per_token > num_experts:
@@ -184,6 +203,8 @@ def _num_moe_layers(reader: _Reader, layers: int) -> int:
     first_dense = int(raw.get("first_k_dense_replace") or 0)
     step = reader.optional("decoder_sparse_step", "moe_layer_freq") or 1
     only_dense = frozenset(raw.get("mlp_only_layers") or ())
+    if (interleave := reader.optional("interleave_moe_layer_step")) is not None:
+        return layers // interleave
     if "decoder_sparse_step" in raw:
         return sum((layer + 1) % step == 0 and layer not in only_dense for layer in range(layers))
     return sum(layer % step == 0 and layer not in only_dense for layer in range(first_dense, layers))
@@ -220,7 +241,7 @@ def _weight_bits(raw: Mapping[str, Any], notes: list[str]) -> float:
     quantization = raw.get("quantization_config")
     if isinstance(quantization, Mapping):
         method = str(quantization.get("quant_method", ""))
-        bits = quantization.get("bits") or quantization.get("w_bit") or _METHOD_BITS.get(method)
+        bits = _quantized_bits(quantization) or _METHOD_BITS.get(method)
         if not isinstance(bits, int | float):
             raise InvalidConfig(
                 f"config.json: the bits per weight of quantization_config ({method or 'no method'}) are not "
@@ -236,6 +257,21 @@ def _weight_bits(raw: Mapping[str, Any], notes: list[str]) -> float:
         )
     # training's float32 is served in 16 bits by everybody; the engine's own choice is engine.dtype
     return min(_WEIGHT_BITS[name], 16.0)
+
+
+def _quantized_bits(quantization: Mapping[str, Any]) -> Any:
+    """As GPTQ and AWQ, bitsandbytes, or compressed-tensors write it; None where nothing is said. Of several
+    groups the widest.
+    """
+    for key, bits in (("load_in_4bit", 4), ("load_in_8bit", 8)):
+        if quantization.get(key) is True:
+            return bits
+    groups = quantization.get("config_groups")
+    if isinstance(groups, Mapping):
+        weights = [group.get("weights") for group in groups.values() if isinstance(group, Mapping)]
+        widths = [item.get("num_bits") for item in weights if isinstance(item, Mapping)]
+        return max((width for width in widths if isinstance(width, int)), default=None)
+    return quantization.get("bits") or quantization.get("w_bit")
 
 
 def _kind(is_mla: bool, experts: Experts | None, reader: _Reader) -> str:

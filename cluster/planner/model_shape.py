@@ -43,8 +43,9 @@ class ModelShape:
     `dense` are the parameters that each step reads (attention, dense feed-forward, router, head);
     `embedding` those of an input table of its own, which are stored and looked up, not read.
     `windows` has, for each layer, how many tokens its KV spans at most (None: all). `kv_values` are the
-    values that one layer keeps per token; `attention_values` the widths of a query and a value vector, over
-    all heads, that one layer multiplies per pair of tokens. `notes` say what was assumed or left out.
+    values that one layer keeps per token, `kv_parts` how many GPUs can share them without a copy: its heads,
+    or 1 of latent attention. `attention_values`: the widths of a query and a value vector, over all heads,
+    that one layer multiplies per pair of tokens. `notes` say what was assumed or left out.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ModelShape:
     num_layers: int
     windows: tuple[int | None, ...]
     kv_values: int
+    kv_parts: int
     attention_values: int
     dense: int
     embedding: int

@@ -85,6 +85,8 @@ class PlanReport:
         gpu = self.plan.decode.capacity.gpu
         return [
             f"weights {shape.weight_bits:g} bits, KV {shape.kv_bits:g} bits per value",
+            f"the GPUs of a worker share its weights evenly; the KV of a token can be shared by "
+            f"{shape.kv_parts}, and more of them keep copies",
             f"{shares.memory:.0%} of GPU memory holds weights and KV; activations fit into the rest",
             f"{shares.bandwidth:.0%} of memory bandwidth in decode, {shares.flops:.0%} of dense FLOP/s "
             f"in prefill, {shares.link:.0%} of a link; communication inside a worker is part of it",
@@ -137,7 +139,7 @@ class PlanReport:
         table.add_row(
             f"{worker.shape.weight_bytes / 1e9:.1f} GB",
             f"{worker.shape.kv_bytes_per_token / 1024:.1f} KiB",
-            f"{worker.shape.kv_bytes(workload.longest) / 1e9:.2f} GB",
+            f"{worker.kv_bytes(workload.longest) / 1e9:.2f} GB",
             f"{worker.kv_budget_bytes / 1e9:.1f} GB",
             str(worker.num_sequences(workload.longest)),
         )

@@ -73,6 +73,7 @@ class SimulatedSearch:
         self._targets = targets
         self._tell = tell
         self._link = LinkPrice(link.bytes_per_s * worker.shares.link)
+        self._num_streams = worker.max_batch(workload.mean_context, workload.longest, targets.itl_s)
         chance, now = random.Random(seed), 0.0
         records = []
         for _ in range(num_requests):
@@ -152,7 +153,7 @@ class SimulatedSearch:
             _BLOCK_SIZE,
             "float16",
         )
-        price = prices_of(worker)
+        price = prices_of(worker, self._num_streams)
         router = RouterConfig(
             max_concurrency=_PLENTY,
             max_queue=_PLENTY,
@@ -164,7 +165,7 @@ class SimulatedSearch:
         sequences = min(_MAX_SEQUENCES, max(1, worker.num_sequences(1)))
         return Deployment(
             layout,
-            max(1, int(worker.kv_budget_bytes // layout.block_bytes)),
+            max(1, int(worker.kv_budget_bytes // (worker.kv_copies * layout.block_bytes))),
             price,
             self._link,
             num_prefill,
@@ -177,17 +178,20 @@ class SimulatedSearch:
         )
 
 
-def prices_of(worker: Capacity) -> StepPrice:
-    """What a step of `worker` takes, term by term, in seconds."""
+def prices_of(worker: Capacity, num_streams: int) -> StepPrice:
+    """What a step of `worker` takes, term by term, in seconds. The more streams, the more experts of a
+    mixture are read: up to `num_streams` that is spread evenly over them.
+    """
     shape = worker.shape
     one, two = shape.flops(1), shape.flops(1, 1)
     compute = worker.prefill_s(8192) / shape.flops(8192)
     linear = 2.0 * shape.num_active_params
     fixed = worker.decode_step_s(1, 0)
+    reading = (shape.bytes_read(num_streams) - shape.bytes_read(1)) / worker.bytes_per_s
     return StepPrice(
         fixed_s=fixed,
         token_s=linear * compute,
         pair_s=max(0.0, two - one) * compute,
-        stream_s=linear * compute,
+        stream_s=linear * compute + reading / max(1, num_streams - 1),
         kv_s=worker.decode_step_s(1, 1) - fixed,
     )

@@ -94,3 +94,19 @@ GPT2: dict[str, Any] = {
     "n_positions": 1024,
     "vocab_size": 50257,
 }
+LLAMA_4_MAVERICK: dict[str, Any] = {
+    "model_type": "llama4_text",
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 2,
+    "vocab_size": 202048,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}

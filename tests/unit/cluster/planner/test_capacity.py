@@ -10,7 +10,7 @@ from cluster.planner.model_config import model_shape
 from cluster.planner.model_shape import ModelShape
 from cluster.planner.speculation import Speculation
 from core.errors import InvalidConfig
-from tests.unit.cluster.planner.model_configs import LLAMA_3_70B, MIXTRAL_8X7B
+from tests.unit.cluster.planner.model_configs import DEEPSEEK_V3, LLAMA_3_70B, MIXTRAL_8X7B, QWEN3_30B_A3B
 
 _H100 = Catalogue().gpu("h100")
 _LENGTH = 8192
@@ -47,6 +47,16 @@ def test_four_h100_step_so_fast_with_8192_tokens_of_context(
 @pytest.mark.parametrize(("utilization", "num_sequences"), [(1.0, 67), (0.9, 55)])
 def test_so_many_sequences_of_8192_tokens_fit_on_four_h100(utilization: float, num_sequences: int) -> None:
     assert _on(4, Shares(memory=utilization)).num_sequences(_LENGTH) == num_sequences
+
+
+def test_kv_that_gpus_cannot_share_is_kept_and_read_by_each() -> None:
+    """Four KV heads on eight GPUs: each is kept twice. A latent is one thing: each GPU keeps it."""
+    for raw, num_gpus, copies in ((QWEN3_30B_A3B, 4, 1), (QWEN3_30B_A3B, 8, 2), (DEEPSEEK_V3, 16, 16)):
+        worker = Capacity(model_shape(raw, "model"), _H100, num_gpus, CEILING)
+        per_sequence = copies * worker.shape.kv_bytes(_LENGTH)
+        assert worker.num_sequences(_LENGTH) == int(worker.kv_budget_bytes / per_sequence)
+        more_s = worker.decode_step_s(1, _LENGTH) - worker.decode_step_s(1, 0)
+        assert more_s == pytest.approx(per_sequence / (num_gpus * 3350e9))
 
 
 def test_a_verify_step_gives_3_7_tokens() -> None:

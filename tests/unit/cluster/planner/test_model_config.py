@@ -15,6 +15,7 @@ from tests.unit.cluster.planner.model_configs import (
     GPT2,
     GPT_OSS_20B,
     LLAMA_3_70B,
+    LLAMA_4_MAVERICK,
     MIXTRAL_8X7B,
     QWEN3_30B_A3B,
 )
@@ -29,8 +30,9 @@ from tests.unit.cluster.planner.model_configs import (
         (DEEPSEEK_V3, "MLA, mixture of 256 experts", 671.0, 36.6),
         (GPT_OSS_20B, "GQA, mixture of 32 experts", 20.91, 3.61),
         (GPT2, "MHA", 0.1236, 0.1236),
+        (LLAMA_4_MAVERICK, "GQA, mixture of 128 experts", 400.7, 16.1),
     ],
-    ids=["llama-3-70b", "mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss", "gpt2"],
+    ids=["llama-3-70b", "mixtral", "qwen3-moe", "deepseek-v3", "gpt-oss", "gpt2", "llama-4"],
 )
 def test_parameters_come_out_as_published(
     raw: dict[str, Any], kind: str, total_b: float, active_b: float
@@ -62,6 +64,16 @@ def test_bits_per_weight_come_from_the_quantization() -> None:
     assert model_shape(DEEPSEEK_V3, "v3").weight_bits == 8
     awq = LLAMA_3_70B | {"quantization_config": {"quant_method": "awq", "bits": 4}}
     assert model_shape(awq, "awq").weight_bits == 4
+    groups = {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}
+    packed = {"quant_method": "compressed-tensors", "config_groups": groups}
+    assert model_shape(LLAMA_3_70B | {"quantization_config": packed}, "packed").weight_bits == 8
+    loaded = {"quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False}
+    assert model_shape(LLAMA_3_70B | {"quantization_config": loaded}, "loaded").weight_bits == 4
+
+
+def test_bits_that_are_given_need_not_be_known_from_the_file() -> None:
+    novel = LLAMA_3_70B | {"quantization_config": {"quant_method": "novel"}, "torch_dtype": "posit16"}
+    assert model_shape(novel, "novel", 4.0).weight_bits == 4
 
 
 def test_a_text_model_inside_another_is_found_and_the_rest_is_named_as_left_out() -> None:

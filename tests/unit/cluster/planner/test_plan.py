@@ -105,6 +105,17 @@ def test_the_command_prints_the_known_numbers_and_its_assumptions(tmp_path: Path
     )
 
 
+def test_weights_that_the_file_does_not_tell_are_taken_from_the_command_line(tmp_path: Path) -> None:
+    novel = LLAMA_3_70B | {"quantization_config": {"quant_method": "novel"}}
+    (tmp_path / "config.json").write_text(json.dumps(novel))
+    arguments = ["plan", "--model", str(tmp_path), "--gpu", "h100", "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert isinstance(result.exception, InvalidConfig)
+    assert "--weights" in result.exception.message
+    report = json.loads(CliRunner().invoke(app, [*arguments, "--weights", "int4"]).output)
+    assert report["model"]["weight_bytes"] == pytest.approx(70.55e9 / 2, rel=0.001)
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [(["--gpu", "voodoo"], "known are"), (["--weights", "fp3"], "fp8"), (["--link", "string"], "ib-ndr")],

@@ -9,7 +9,7 @@ from cluster.planner.hardware import Catalogue
 from cluster.planner.model_config import model_shape
 from cluster.planner.plan import Targets, Workload
 from cluster.planner.simulated import SimulatedSearch, Trial, prices_of
-from tests.unit.cluster.planner.model_configs import LLAMA_3_70B
+from tests.unit.cluster.planner.model_configs import LLAMA_3_70B, MIXTRAL_8X7B
 
 _CATALOGUE = Catalogue()
 _WORKER = Capacity(model_shape(LLAMA_3_70B, "llama"), _CATALOGUE.gpu("h100"), 4, Shares())
@@ -22,10 +22,20 @@ def _search(rate: float, trials: list[Trial]) -> SimulatedSearch:
 
 
 def test_prices_of_a_step_are_those_of_the_roofline() -> None:
-    price = prices_of(_WORKER)
+    price = prices_of(_WORKER, 64)
     assert price.fixed_s + 2048 * price.kv_s == pytest.approx(_WORKER.decode_step_s(1, 2048), rel=0.01)
     pairs = 4096 * 4097 / 2
     assert 4096 * price.token_s + pairs * price.pair_s == pytest.approx(_WORKER.prefill_s(4096), rel=0.02)
+
+
+def test_a_batch_of_a_mixture_reads_the_experts_of_all_its_streams() -> None:
+    """Two of eight experts for one stream, all of them for 64: three times the bytes."""
+    worker = Capacity(model_shape(MIXTRAL_8X7B, "mixtral"), _CATALOGUE.gpu("h100"), 2, Shares())
+    price = prices_of(worker, 64)
+    step_s = worker.decode_step_s(64, 2048)
+    assert step_s > 3 * worker.decode_step_s(1, 0)
+    simulated_s = price.fixed_s + 64 * price.stream_s + 64 * 2048 * price.kv_s
+    assert step_s <= simulated_s <= 1.1 * step_s + 64 * price.token_s
 
 
 def test_the_counts_found_are_enough_and_one_worker_less_of_either_kind_is_not() -> None:
