@@ -47,6 +47,11 @@ class Bookings(Generic[K]):
     def __len__(self) -> int:
         return sum(len(found) for found in self._by_call.values())
 
+    @property
+    def share(self) -> float:
+        """How many of those that were told to come are reckoned with."""
+        return max(_MIN_TRUST, self.trust)
+
     def kept(self, kind: K, now: float) -> list[tuple[float, float]]:
         """(when, how much) newcomers leave to those that are to come back, in order of time."""
         self._expire(now)
@@ -64,7 +69,7 @@ class Bookings(Generic[K]):
 
     def ahead(self, kind: K) -> int:
         """How much those that were told to come back may take before the next one that is told."""
-        return math.ceil(max(_MIN_TRUST, self.trust) * self._booked.get(kind, 0))
+        return math.ceil(self.share * self._booked.get(kind, 0))
 
     def is_due(self, call: int, now: float) -> bool:
         """Whether a call like this one was told to come by now."""
@@ -90,13 +95,13 @@ class Bookings(Generic[K]):
         self._num_claimed += 1
         self.trust += _TRUST_STEP * (1.0 - self.trust)
 
-    def book(self, call: int, costs: Mapping[K, int], due_at: float, sizes: Mapping[K, int]) -> None:
+    def book(self, call: int, costs: Mapping[K, int], due_at: float, sizes: Mapping[K, int]) -> bool:
         """It was refused, and told to come at `due_at`, which is not before any earlier booking's. Of each
         kind no more than `sizes` is kept, several times that once some did come back; beyond many times that
-        nothing is noted any more.
+        nothing is noted any more. Returns whether it was noted.
         """
         if any(self._booked.get(kind, 0) > _MAX_ROUNDS * size for kind, size in sizes.items()):
-            return
+            return False
         rounds = 1.0 + (_MAX_ROUNDS * self.trust if self._num_claimed >= _PROOF else 0.0)
         is_kept = all(self._kept.get(kind, 0) + costs[kind] <= rounds * size for kind, size in sizes.items())
         booking = _Booking(call, costs, due_at, is_kept)
@@ -105,6 +110,7 @@ class Bookings(Generic[K]):
         for kind, cost in costs.items():
             self._booked[kind] = self._booked.get(kind, 0) + cost
             self._kept[kind] = self._kept.get(kind, 0) + (cost if is_kept else 0)
+        return True
 
     def postpone(self, call: int) -> None:
         """It came, and there was no room after all: its booking ends, a new one may follow."""

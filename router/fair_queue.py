@@ -113,6 +113,14 @@ class FairQueue(Generic[T]):
                 return max(waiting, key=lambda entry: (entry.start_tag, entry.arrived_at))
         return None
 
+    def waiting(self) -> list[Entry[T]]:
+        """All that wait, in no order."""
+        return [entry for line in self._lines.values() for entry in line.entries if entry.is_waiting]
+
+    def num_below(self, priority: int) -> int:
+        """How many could give their place up for a newcomer of `priority`."""
+        return sum(num for level, num in self._num_waiting.items() if level < priority)
+
     def num_ahead(self, priority: int) -> int:
         """How many that wait now go before a newcomer of `priority`, at most."""
         return sum(num for level, num in self._num_waiting.items() if level >= priority)

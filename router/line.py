@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from core.clock import Clock, Deadline
 from core.errors import DeadlineExceeded, Overloaded
+from core.running_line import RunningLine
 from router.bookings import Bookings
 from router.fair_queue import Entry, FairQueue
 from router.promises import PLACE, Promises
@@ -24,16 +25,19 @@ from router.tenants_config import MAX_PRIORITY
 
 _LOOK_AGAIN_S = 0.25
 _SERVICE_STEP = 0.1
+# of a request's tokens: with so many, what each costs is thought to be as much as what all cost alike
+_TYPICAL_COST = 512.0
 _PLACE = "place"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Turn:
-    """One that waits to be called. `cost`: see `Line.place`."""
+    """One that waits to be called. `cost`: see `Line.place`; `has_waited`: no place was free when it came."""
 
     called: asyncio.Future[None]
     cost: float
     deadline: Deadline
+    has_waited: bool = False
 
 
 class Line:
@@ -56,8 +60,9 @@ class Line:
         self._observe = observe
         self._queue: FairQueue[_Turn] = FairQueue(MAX_PRIORITY, aging_s)
         self._num_running = 0
-        self._mean_service_s = 0.0
-        self._spread_s = 0.0
+        self._mean_held_s = 0.0
+        self._service = RunningLine(_TYPICAL_COST, decay=1.0 - _SERVICE_STEP)
+        self._spread = 0.0
         self._mean_cost = 0.0
         self._bookings: Bookings[str] = Bookings()
         self._last_due_at = 0.0
@@ -86,10 +91,11 @@ class Line:
         room = self._capacity() + self._max_queue - self._num_running - len(self._queue) - num_kept
         if room < num and not is_due and self._promises.try_claim(PLACE, call):
             return  # another router keeps a place for it, and gives that one to somebody else
+        if num - room > self._queue.num_below(priority):
+            raise self._refusal("too many requests are waiting", num, call, now, reason="queue_full")
         while room < num:
             lowest = self._queue.last_below(priority)
-            if lowest is None:
-                raise self._refusal("too many requests are waiting", num, call, now, reason="queue_full")
+            assert lowest is not None
             self._queue.remove(lowest)
             if not lowest.item.called.done():
                 lowest.item.called.set_exception(
@@ -120,6 +126,7 @@ class Line:
         now = self._clock.now()
         entry = self._queue.push(turn, tenant.tenant_id, tenant.limits.weight, cost, priority, now)
         self._call_next()
+        turn.has_waited = True
         try:
             async with asyncio.timeout(deadline.left_s(self._clock)):
                 await turn.called
@@ -130,11 +137,13 @@ class Line:
                 raise DeadlineExceeded(message) from None
             raise
         started_at = self._clock.now()
+        is_whole = False
         try:
             yield
+            is_whole = True
         finally:
             self._num_running -= 1
-            self._measure(self._clock.now() - started_at, cost)
+            self._measure(self._clock.now() - started_at, cost, is_whole)
             self._call_next()
 
     def _withdraw(self, entry: Entry[_Turn]) -> None:
@@ -150,10 +159,8 @@ class Line:
         while self._num_running < self._capacity() and (entry := self._queue.pop(now)) is not None:
             if entry.item.called.done():
                 continue
-            if self._service_s(entry.item.cost) > entry.item.deadline.left_s(self._clock):
-                # others came in between: what it would take is better spent on those who can still be served
-                message = "the request waited until there was no time left to answer it"
-                entry.item.called.set_exception(self._refusal(message, 1, 0, now, reason="deadline"))
+            if self._is_too_late(entry.item):
+                self._give_up(entry.item, now)
                 continue
             entry.item.called.set_result(None)
             self._num_running += 1
@@ -162,33 +169,65 @@ class Line:
         self._observe(len(self._queue), self._num_running)
 
     async def _look_again(self) -> None:
-        """Workers come and go: see whether there is more room, as long as anybody waits."""
+        """Workers come and go: see whether there is more room, as long as anybody waits. Whoever cannot be
+        answered in time any more hears of it now, not at its deadline.
+        """
         while len(self._queue):
             await asyncio.sleep(_LOOK_AGAIN_S)
+            self._shed_the_late()
             self._call_next()
 
+    def _shed_the_late(self) -> None:
+        now = self._clock.now()
+        for entry in self._queue.waiting():
+            if not entry.item.called.done() and self._is_too_late(entry.item):
+                self._queue.remove(entry)
+                self._give_up(entry.item, now)
+
+    def _is_too_late(self, turn: _Turn) -> bool:
+        """Whether others would make better use of the place. One that finds a place free takes nothing from
+        anybody: it runs, and shows what a request takes by now.
+        """
+        return turn.has_waited and self._service_s(turn.cost) > turn.deadline.left_s(self._clock)
+
+    def _give_up(self, turn: _Turn, now: float) -> None:
+        message = "the request waited until there was no time left to answer it"
+        turn.called.set_exception(self._refusal(message, 1, 0, now, reason="deadline"))
+
     def _seconds_per_place(self) -> float:
-        return self._mean_service_s / max(1, self._num_running)
+        return self._mean_held_s / max(1, self._num_running)
 
     def _service_s(self, cost: float) -> float:
-        """How long a request takes once its turn has come, as most do: the mean of those before and twice
-        their spread. Less if it costs less, never more if it costs more.
+        """How long a request takes once its turn has come, as most do: what those before took that cost as
+        much, and twice their spread around that. Never more than for one of mean cost.
         """
-        most_s = self._mean_service_s + 2.0 * self._spread_s
-        return most_s * min(1.0, cost / max(1.0, self._mean_cost))
+        return self._service.at(min(cost, self._mean_cost)) * (1.0 + 2.0 * self._spread)
 
-    def _measure(self, service_s: float, cost: float) -> None:
-        step = 1.0 if self._mean_service_s == 0.0 else _SERVICE_STEP
-        self._mean_service_s += step * (service_s - self._mean_service_s)
-        self._spread_s += _SERVICE_STEP * (abs(service_s - self._mean_service_s) - self._spread_s)
-        self._mean_cost += step * (cost - self._mean_cost)
+    def _measure(self, held_s: float, cost: float, is_whole: bool) -> None:
+        """A place was held for so long. An answer that was cut short would have taken longer than that, by
+        how much nobody knows.
+        """
+        step = 1.0 if self._mean_held_s == 0.0 else _SERVICE_STEP
+        self._mean_held_s += step * (held_s - self._mean_held_s)
+        expected_s = self._service.at(cost)
+        if not is_whole and held_s <= expected_s:
+            return
+        if self._service.num_observed:
+            error = min(1.0, abs(held_s - expected_s) / max(expected_s, 1e-9))
+            self._spread += _SERVICE_STEP * (error - self._spread)
+        self._mean_cost += (_SERVICE_STEP if self._service.num_observed else 1.0) * (cost - self._mean_cost)
+        self._service.observe(cost, held_s)
 
     def _refusal(self, message: str, num: int, call: int, now: float, reason: str) -> Overloaded:
-        """One after the other, as places will become free."""
-        if self._bookings.is_due(call, now):
+        """One after the other, as places will become free. `call` 0: it will not be known when it comes
+        back, so nothing is kept for it.
+        """
+        if call and self._bookings.is_due(call, now):
             self._bookings.postpone(call)
-        self._last_due_at = max(self._last_due_at, now) + num * max(0.001, self._seconds_per_place())
-        retry_after_s = max(1, math.ceil(self._last_due_at - now))
+        num_coming = num * self._bookings.share
+        due_at = max(self._last_due_at, now) + num_coming * max(0.001, self._seconds_per_place())
+        retry_after_s = max(1, math.ceil(due_at - now))
         size = max(1, self._max_queue)
-        self._bookings.book(call, {_PLACE: num}, now + retry_after_s, {_PLACE: size})
+        if call and self._bookings.book(call, {_PLACE: num}, now + retry_after_s, {_PLACE: size}):
+            self._last_due_at = due_at
         return Overloaded(message, retry_after_s=retry_after_s, reason=reason)

@@ -196,3 +196,100 @@ async def test_who_would_be_served_too_late_is_refused_at_once_or_when_its_turn_
     assert "late" not in gate.started
     await asyncio.gather(*tasks)
     assert gate.counts == (0, 0)
+
+
+async def _measured(gate: Gate, seconds: float) -> None:
+    task = gate.send("measured", timeout_s=FAR)
+    await settle()
+    await gate.let_go("measured", after_s=seconds)
+    await task
+
+
+async def test_who_finds_a_place_free_runs_however_long_the_ones_before_took() -> None:
+    gate = Gate()
+    await _measured(gate, 90.0)  # a worker had to be started for it
+    task = gate.send("next", timeout_s=30.0)
+    await settle()
+    assert gate.started == ["measured", "next"]
+    await gate.let_go("next", after_s=1.0)
+    await task
+
+
+async def test_an_answer_that_was_cut_short_is_not_taken_for_a_quick_one() -> None:
+    gate = Gate()
+    await _measured(gate, 10.0)
+    for number in range(20):
+        task = gate.send(f"gone {number}")
+        await settle()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    first = gate.send("a")
+    late = gate.send("late", timeout_s=15.0)
+    await settle()
+    await gate.let_go("a", after_s=8.0)
+    with pytest.raises(Overloaded):
+        await late
+    await first
+
+
+async def test_who_waits_and_cannot_be_answered_in_time_hears_of_it_while_the_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.line._LOOK_AGAIN_S", 0.0)
+    gate = Gate()
+    await _measured(gate, 10.0)
+    first = gate.send("a")
+    late = gate.send("late", timeout_s=25.0)
+    await settle()
+    gate.clock.advance(16.0)
+    with pytest.raises(Overloaded) as refused:
+        await late
+    assert refused.value.details["reason"] == "deadline"
+    assert "a" in gate.started
+    await gate.let_go("a")
+    await first
+    assert gate.counts == (0, 0)
+
+
+async def test_a_small_request_is_not_thought_quicker_than_those_like_it_were() -> None:
+    gate = Gate()
+    for number in range(40):
+        cost = 1000.0 if number % 2 else 100.0  # both take as long: it is the answer that takes its time
+        async with gate.line.place(TENANT, 5, cost, Deadline.after(FAR, gate.clock)):
+            gate.clock.advance(10.0)
+    running = gate.send("a")
+    await settle()
+    with pytest.raises(Overloaded):
+        gate.send("late", timeout_s=18.0)  # ten to wait and ten to run
+    await gate.let_go("a")
+    await running
+
+
+async def test_nobody_gives_way_for_a_call_that_is_not_let_in_all_the_same() -> None:
+    gate = Gate(max_queue=2)
+    tasks = [gate.send("runs"), gate.send("equal"), gate.send("low", priority=3)]
+    await settle()
+    with pytest.raises(Overloaded) as refused:
+        gate.line.check([10.0, 10.0], 5, 77, Deadline.after(FAR, gate.clock))
+    assert refused.value.details["reason"] == "queue_full"
+    for name in ("runs", "equal", "low"):
+        await gate.let_go(name)
+    await asyncio.gather(*tasks)
+    assert gate.started == ["runs", "equal", "low"]
+
+
+async def test_a_flood_that_never_comes_back_does_not_send_others_away_for_ever() -> None:
+    gate = Gate(max_queue=2)
+    await _measured(gate, 1.0)
+    tasks = [gate.send(name) for name in "abc"]
+    await settle()
+    for number in range(3000):
+        gate.clock.advance(0.01)
+        with pytest.raises(Overloaded) as refused:
+            gate.send(f"flood {number}")
+    after_s = refused.value.details["retry_after_s"]
+    assert isinstance(after_s, int)
+    assert after_s <= 41  # twenty rounds of a line of two, a second each
+    for name in "abc":
+        await gate.let_go(name)
+    await asyncio.gather(*tasks)
