@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from zlib import crc32
 
 from core.clock import Clock, Deadline
 from core.errors import ContextTooLong, InvalidRequest
@@ -147,9 +148,10 @@ class Admission:
         """How many requests this router lets run at once: its part of what the decode workers have places
         for, and some more.
         """
+        # a worker that has just come and has told nothing yet adds its places in a moment
         statuses = [entry.status for entry in self._table.usable(Role.DECODE)]
         places = sum(status.max_num_seqs for status in statuses if status is not None)
-        if not places or None in statuses:
+        if not places:
             return self._config.max_concurrency
         places += places // _READING_MEANWHILE
         return min(self._config.max_concurrency, math.ceil(places / max(1, self._leases.num_replicas)))
@@ -165,7 +167,11 @@ def cost_of(requests: Sequence[Request]) -> CallCost:
     """What a call may take at most."""
     num_prompt = sum(request.num_prompt_tokens for request in requests)
     max_output = sum(request.num_samples * request.sampling.max_tokens for request in requests)
-    call = hash((tuple(request.prompt_token_ids for request in requests), max_output, requests[0].priority))
+    first = requests[0]
+    # the same on each router, which the hash of a text is not; tenants do not come in each other's place
+    tenant = crc32(first.cache_salt.encode())
+    prompts = tuple(request.prompt_token_ids for request in requests)
+    call = hash((tenant, prompts, max_output, first.priority))
     return CallCost(num_prompt, max_output, call)
 
 

@@ -164,8 +164,9 @@ class _Exchange:
         tokenize_s = rooms.pipeline.clock.now() - read_at
         requests = rooms.admission.requests(call, self._call_id, caller.tenant, priority)
         cost = cost_of(requests)
-        rooms.admission.check_room(requests, cost, deadline)
+        # the limits first: others may give way in the line, which must not be for a call that is not let in
         await self._account.admit(cost)
+        rooms.admission.check_room(requests, cost, deadline)
         self.reply.headers["x-baton-seed"] = ",".join(str(request.sampling.seed) for request in requests)
         answering = Answering(
             call,

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import pytest
 
 from core.errors import ContextTooLong
-from core.ids import DEFAULT_TENANT, Role
+from core.ids import DEFAULT_TENANT, Role, TenantId
 from core.request import SamplingParams
-from router.admission import Admission
+from router.admission import Admission, cost_of
 from router.api_call import ApiCall, Prompt
 from router.leases import Leases
 from router.limits import SoleOwner
-from router.tenants import Tenants
+from router.tenants import Tenant, Tenants
 from router.tenants_config import TenantsConfig
 from router.text import TextSettings
+from tests.doubles import settle
 from tests.unit.router.api import new_model
-from tests.unit.router.scripted import LAYOUT, Fleet, ScriptedWorker
+from tests.unit.router.scripted import LAYOUT, Fleet, ScriptedWorker, new_status
 
 TENANT = Tenants(TenantsConfig()).tenant(DEFAULT_TENANT)
 POOL = 20 * LAYOUT.block_size
@@ -69,3 +73,30 @@ async def test_the_largest_decode_pool_counts_and_prefill_pools_do_not() -> None
 async def test_without_any_worker_yet_the_models_context_is_the_limit() -> None:
     async with Fleet() as fleet:
         assert _admission(fleet).max_context() == 8192
+
+
+async def test_a_worker_that_has_told_nothing_yet_does_not_let_the_whole_line_run() -> None:
+    known, silent = _d("d1"), _d("d2")
+    known.status = new_status(known.ref, max_num_seqs=4)
+    async with Fleet(known, silent) as fleet:
+        assert [entry.status is None for entry in fleet.table.usable(Role.DECODE)] == [False, True]
+        admission = _admission(fleet)
+        (request,) = admission.requests(_call(5), "c", TENANT, 5)
+        async with AsyncExitStack() as running:
+            for _ in range(4):
+                await running.enter_async_context(admission.place(request, TENANT, admission.deadline(None)))
+            waits = asyncio.create_task(
+                running.enter_async_context(admission.place(request, TENANT, admission.deadline(None)))
+            )
+            await settle()
+            assert (fleet.metrics.num_running, fleet.metrics.num_waiting) == (4, 1)
+            waits.cancel()
+            await asyncio.gather(waits, return_exceptions=True)
+
+
+async def test_the_same_prompt_of_another_tenant_is_another_call() -> None:
+    async with Fleet(_d()) as fleet:
+        admission = _admission(fleet)
+        tenants = [Tenant(TenantId(name), TENANT.limits, name) for name in ("a", "b", "a")]
+        calls = [cost_of(admission.requests(_call(5), "c", tenant, 5)).call for tenant in tenants]
+        assert calls[0] == calls[2] != calls[1]
