@@ -39,7 +39,7 @@ class DebugRoute:
     async def answer(self, http: HTTPRequest) -> Response:
         """Raises ServingError as the endpoints do."""
         rooms = self._rooms
-        caller = rooms.tenants.operator(http.headers.get("authorization"))
+        caller = rooms.tenants.operator_at(http.headers)
         deadline = rooms.admission.deadline(http.headers.get("x-request-timeout"))
         priority = rooms.admission.priority(http.headers.get("x-priority"), caller.tenant)
         data = await read_body(

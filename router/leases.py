@@ -174,7 +174,11 @@ class Leases:
     async def keep(self) -> None:
         """Square the parts with the owner, every period and whenever somebody waits; until cancelled."""
         while True:
-            await self.square()
+            try:
+                await self.square()
+            except Exception as error:  # noqa: BLE001 - logged; without rounds no limit would be refilled
+                _log.exception("a round with the owner of the limits failed")
+                self._is_away(error)
             await asyncio.sleep(_MIN_PERIOD_S)
             try:
                 async with asyncio.timeout(self._period_s):

@@ -36,7 +36,7 @@ class RoleRoute:
         """`{"worker", "role", "force"?}` to what became of it, once the worker serves that role. Raises
         ServingError: InvalidRequest names the field, UnknownWorker, LastOfRole, or what the worker said.
         """
-        self._tenants.operator(http.headers.get("authorization"))
+        self._tenants.operator_at(http.headers)
         body = parse_json(await read_body(http.scope, http.receive, _MAX_BYTES, _READ_S))
         worker_id, role, is_forced = _read(body)
         if self._desk is None:

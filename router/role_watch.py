@@ -100,6 +100,9 @@ class RoleWatch:
         except ServingError as error:
             # perhaps it has done so already, told by another router
             _log.info("the order was not taken: %s: %s", error.code, error.message)
+        except Exception:  # noqa: BLE001 - logged; whoever watches must not stop
+            _log.exception("nobody steps in for the decode workers")
+            return False
         await self._table.refresh()
         return bool(self._table.usable(Role.DECODE))
 

@@ -86,7 +86,7 @@ class StatusPage:
 
     async def state(self, request: HTTPRequest) -> Response:
         """Raises Unauthorized or Forbidden, as /metrics does."""
-        self._tenants.operator(request.headers.get("authorization"))
+        self._tenants.operator_at(request.headers)
         headers = {**_HEADERS, "cache-control": "no-store"}
         return Response(orjson.dumps(self.told()), headers=headers, media_type="application/json")
 

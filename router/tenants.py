@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from core.errors import Forbidden, InvalidConfig, Unauthorized
 from core.ids import DEFAULT_TENANT, TenantId
 from router.api_keys import KeyEntry, KeyRing, KeyScope, entry_from_text
 from router.key_file import KeyFile, Stamp, read_key_file, stamp_of
+from router.own_page import refuse_foreign_pages
 from router.tenants_config import MAX_PRIORITY, TenantLimits, TenantsConfig
 from router.worker_table import Sleep
 
@@ -74,6 +76,14 @@ class Tenants:
             raise Forbidden("this needs an operator's API key")
         return caller
 
+    def operator_at(self, headers: Mapping[str, str]) -> Caller:
+        """`operator`, and where anybody on this machine counts as one, no page of another site that is open
+        in a browser there.
+        """
+        if not self.are_keys_required:
+            refuse_foreign_pages(headers)
+        return self.operator(headers.get("authorization"))
+
     def tenant(self, tenant_id: TenantId) -> Tenant:
         """The tenant of that name, with its limits."""
         known = self._tenants.get(tenant_id)
@@ -87,7 +97,10 @@ class Tenants:
         """`reload` every now and then, until cancelled."""
         while self._config.keys_file is not None:
             await self._sleep(self._config.reload_s)
-            await self.reload()
+            try:
+                await self.reload()
+            except Exception:  # noqa: BLE001 - logged; keys must not stop being read for ever
+                _log.exception("the API keys stay as they were")
 
     async def reload(self) -> None:
         """Read the keys file again if it has changed. One that cannot be read changes nothing."""

@@ -55,7 +55,7 @@ class Api:
     def __init__(self, app: Any) -> None:
         self.app = app
         self.http = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app, raise_app_exceptions=True), base_url="http://router"
+            transport=httpx.ASGITransport(app, raise_app_exceptions=True), base_url="http://localhost"
         )
 
     async def complete(self, **body: Any) -> httpx.Response:

@@ -9,7 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from core.errors import QuotaExceeded
+from router.leases import Leases
+from router.limits import Orders, Report, SoleOwner
 from router.quotas import Grant
+from tests.doubles import FakeClock
 from tests.unit.router.replicas import Service, new_tenant
 
 MINUTE = 60.0
@@ -169,3 +172,23 @@ async def test_at_least_nine_in_ten_who_come_back_when_they_were_told_are_let_in
     assert let_in >= 0.9 * came, f"{let_in} of {came}"
     assert service.most_in_a_minute() <= 60
     assert len(service.log) >= 0.9 * 60 * 4, f"{len(service.log)} calls were let in in four minutes"
+
+
+async def test_rounds_with_the_owner_go_on_after_one_that_failed_in_an_unknown_way() -> None:
+    class Broken(SoleOwner):
+        def __init__(self) -> None:
+            self.num_rounds = 0
+            self.is_well = asyncio.Event()
+
+        async def exchange(self, report: Report) -> Orders:
+            self.num_rounds += 1
+            if self.num_rounds == 1:
+                raise RuntimeError("a fault of its own")
+            self.is_well.set()
+            return await super().exchange(report)
+
+    owner = Broken()
+    rounds = asyncio.create_task(Leases(owner, FakeClock(), period_s=0.001).keep())
+    await owner.is_well.wait()
+    rounds.cancel()
+    await asyncio.gather(rounds, return_exceptions=True)

@@ -23,6 +23,7 @@ class ScriptedDesk:
     stand_in: ScriptedWorker | None = None
     is_away: bool = False
     is_refusing: bool = False
+    is_broken: bool = False
     hold: asyncio.Event | None = None
     asked: list[tuple[Role, set[str]]] = field(default_factory=list)
     followed: list[RoleOrder] = field(default_factory=list)
@@ -30,6 +31,8 @@ class ScriptedDesk:
     async def fill(self, role: Role, unusable: Sequence[WorkerRef]) -> RoleOrder | None:
         if self.is_away:
             raise ConnectionError("away")
+        if self.is_broken:
+            raise RuntimeError("a fault of its own")
         self.asked.append((role, {str(ref.worker_id) for ref in unusable}))
         return None if self.stand_in is None else RoleOrder(self.stand_in.ref, role, RoleCause.EMPTY_POOL)
 
@@ -135,3 +138,16 @@ async def test_without_a_desk_nothing_is_filled() -> None:
         decode.die()
         await settle()
         assert not watch.is_filling
+
+
+async def test_a_desk_with_a_fault_of_its_own_is_asked_again_too() -> None:
+    prefill, decode = pair()
+    async with Fleet(prefill, decode) as fleet:
+        desk = ScriptedDesk(fleet, prefill, is_broken=True)
+        async with watching(fleet, desk):
+            decode.die()
+            await settle()
+            assert not desk.asked
+            desk.is_broken = False
+            await fleet.pass_by(0.3)
+            assert fleet.table.usable(Role.DECODE)
