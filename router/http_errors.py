@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.errors import AdmissionError, RequestError, ServingError
+from core.errors import RequestError, ServingError
 
 
 def error_body(error: ServingError) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def error_headers(error: ServingError) -> dict[str, str]:
         return {"connection": "close"}
     if error.http_status == 401:
         return {"www-authenticate": "Bearer"}
-    if not isinstance(error, AdmissionError):
+    if error.http_status not in (429, 503):
         return {}
     after = error.details.get("retry_after_s")
     return {"retry-after": str(max(1, round(after))) if isinstance(after, int | float) else "1"}

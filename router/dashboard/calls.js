@@ -2,7 +2,7 @@
 
 import { bar, byId, h, ms, short } from "./dom.js";
 
-const PARTS = ["admit", "tokenize", "place", "retry", "queue", "prefill", "first_token"];
+const PARTS = ["admit", "tokenize", "place", "pull", "retry", "queue", "prefill", "first_token"];
 const CLASS = { prefill: "prefill-part" };
 
 export function showLegend() {

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from core.errors import Overloaded, ServingError
+from core.errors import Overloaded, ServingError, WorkerLost
 from core.ids import Role
 from tests.doubles import settle
 from tests.unit.router.api import new_model, serving
@@ -208,3 +208,11 @@ async def test_a_fault_of_ours_is_told_without_its_insides(caplog: pytest.LogCap
         message = error_message(response, 500, None, "internal_error")
         assert "secret" not in message
     assert "secret inside" in caplog.text
+
+
+async def test_whatever_makes_nobody_able_to_answer_says_when_to_try_again() -> None:
+    lost = ScriptedWorker(Role.DECODE, "d", on_generate=lambda job: WorkerLost("it has died"))
+    async with serving(lost, default_timeout_s=2.0, max_failures=1, max_backoff_s=0.01) as api:
+        response = await api.complete(prompt="the")
+        error_message(response, 503, None, "worker_lost")
+        assert int(response.headers["retry-after"]) >= 1
