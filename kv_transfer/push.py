@@ -37,6 +37,10 @@ class _Refused(Exception):
         self.error = error
 
 
+class _WrongRoom(Exception):
+    """The stream's rooms are not for this ticket's payloads: another stream is asked for none."""
+
+
 class Push:
     """`run` sends, `watch` guards beside it. What a broken stream left unacknowledged is sent again."""
 
@@ -51,7 +55,7 @@ class Push:
         self._wake = asyncio.Event()
         self._is_running = False
         self._is_finishing = False
-        self._is_room_used = True
+        self._is_room_used = self._is_device_used = True
         self._heard_at = 0.0
         self._pushed_at = 0.0
         self._backoff_s = config.reconnect_min_s
@@ -74,6 +78,12 @@ class Push:
     def use_no_room(self) -> None:
         """Payloads travel in their frames, whatever else there is."""
         self._is_room_used = False
+
+    def use_no_device(self) -> None:
+        """The same where the room is on a device, also if there is one only later: a device copies blocks of
+        the pool as they are, whatever the store makes of them.
+        """
+        self._is_device_used = False
 
     def finish(self) -> None:
         """Nothing more will be added: `run` may return when all has arrived."""
@@ -104,6 +114,8 @@ class Push:
                     await stream.close()
             except _Refused as refused:
                 raise refused.error from None
+            except _WrongRoom:
+                self.use_no_room()
             except WorkerLost:
                 await self._back_off()
 
@@ -181,9 +193,12 @@ class Push:
             return None
         self._is_waiting_for_room = True
         try:
-            return await stream.room(self._fence.ticket_id, num_bytes)
+            room = await stream.room(self._fence.ticket_id, num_bytes)
         finally:
             self._is_waiting_for_room = False
+        if room is not None and isinstance(room.memory, DeviceSpan) and not self._is_device_used:
+            raise _WrongRoom  # the stream is closed, which gives the room back
+        return room
 
     async def _frame(self, run: BlockRun, room: Room | None) -> tuple[bytes, int, bool]:
         """The frame of a run, whose payload goes into `room` if there is one, its checksum, and whether that

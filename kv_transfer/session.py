@@ -212,6 +212,7 @@ class SendSession:
             layout.num_blocks(num_tokens), layout.block_bytes, config.frame_bytes, config.max_bytes_in_flight
         )
         self._push = Push(self._queue, store, self._fence, config, self._clock)
+        self._push.use_no_device()
         for first_index, block_ids in self._early:
             self._push_blocks(first_index, block_ids)
         if self._finished_at is not None:

@@ -105,7 +105,8 @@ class StagedTransport(ABC):
         if (staging := self.staging) is not None:
             return Carriage(self.name, self._wish.frame_bytes, is_on_device=staging.is_on_device)
         inner = self._inner.carriage
-        return Carriage(inner.way, inner.frame_bytes, inner.fallback or self._wish.prefix + self._fallback)
+        fallback = inner.fallback or self._wish.prefix + self._fallback
+        return Carriage(inner.way, inner.frame_bytes, fallback, inner.is_on_device)
 
     async def meet(self, pair: Pair) -> None:
         await self.prepare(pair, await self._inner.ask(pair))
