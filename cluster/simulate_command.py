@@ -57,6 +57,7 @@ def simulate(
 
     config = load_config(file, os.environ, context.args, _NO_PULL)
     worker = read_profile(profile)
+    _make_folder(out)
     console = Console(highlight=False)
     found = [
         record
@@ -84,13 +85,12 @@ def simulate(
         report = simulated_report(deployment, arrivals, outcome, slo, warm_up, time.perf_counter() - began)
     except ValueError as error:
         raise InvalidConfig(str(error), key="simulate") from error
-    out.mkdir(parents=True, exist_ok=True)
     write_report(report, out / "report.json")
     (out / "report.html").write_text(render_html(report), encoding="utf-8")
-    console.print(report.verdict.headline)
-    for line in (*report.verdict.reasons, *report.verdict.warnings):
-        console.print(f"  {line}")
-    console.print(f"{len(found)} requests, {report.took_s:.1f} s; report in {out}")
+    lines = [f"  {line}" for line in (*report.verdict.reasons, *report.verdict.warnings)]
+    told = f"{len(found)} requests, {report.took_s:.1f} s; report in {out}"
+    for line in (report.verdict.headline, *lines, told):
+        console.print(line, markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.verdict.has_passed else 1)
 
 
@@ -120,6 +120,18 @@ def calibrate(
         link = LinkPrice(link_bytes_per_s or config.router.assumed_bytes_per_s, link_latency)
     except ValueError as error:
         raise InvalidConfig(str(error), key="link") from error
+    _make_folder(out.parent)
     profile = Calibration(config.engine, console.print).measure(Grid(), link)
     write_profile(profile, out)
-    console.print(f"{profile.price}; measured steps differ by {profile.typical_error:.0%} (median); in {out}")
+    told = f"{profile.price}; measured steps differ by {profile.typical_error:.0%} (median); in {out}"
+    console.print(told, soft_wrap=True)
+
+
+def _make_folder(folder: Path) -> None:
+    """Before there is anything to lose."""
+    from core.errors import InvalidConfig
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfig(f"--out: {error}", key="out") from error

@@ -5,6 +5,7 @@ Owns how a trace's records become requests: equal ids in equal places, equal tok
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +42,13 @@ def arrivals_of(
     records: Sequence[TraceRecord], speed: float = 1.0, spread_s: float = 0.0, seed: int = 0
 ) -> list[Arrival]:
     """The records' requests, `speed` times as many a second, in order of time. `spread_s`: what the trace
-    rounds its times to; each request comes at some moment of that.
+    rounds its times to; each request comes at some moment of that. Raises ValueError for a speed or a spread
+    that time cannot have.
     """
+    if not 0.0 < speed < math.inf:
+        raise ValueError(f"speed must be above 0, not {speed}")
+    if not 0.0 <= spread_s < math.inf:
+        raise ValueError(f"spread must not be below 0, not {spread_s}")
     chance = random.Random(seed)
     times = [(record.arrival_s + spread_s * chance.random()) / speed for record in records]
     order = sorted(range(len(records)), key=lambda index: times[index])
