@@ -15,6 +15,7 @@ from cluster.loadtest.prompts import Ask, request_body
 from cluster.loadtest.record import Outcome
 from cluster.loadtest.settings import Target
 from cluster.loadtest.vocabulary import Count, NoVocabulary, Vocabulary, calibrate
+from core.errors import InvalidConfig
 
 _MAX_TRIES = 20
 _REFUSED_S = 0.5
@@ -47,7 +48,10 @@ def _by_server(target: Target, model: str, client: Client) -> Count:
 
 
 def _by_file(target: Target) -> Count:
-    tokenizer = Tokenizer.from_file(str(target.tokenizer))
+    try:
+        tokenizer = Tokenizer.from_file(str(target.tokenizer))
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidConfig(f"{target.tokenizer} cannot be read: {error}", key="tokenizer") from error
 
     async def count(text: str) -> int:
         return len(tokenizer.encode(text).ids)

@@ -14,6 +14,7 @@ from itertools import pairwise, takewhile
 from cluster.loadtest.arrivals import arrival_times
 from cluster.loadtest.settings import ArrivalKind, LoadTestSettings, Range, Workload, WorkloadKind
 from cluster.loadtest.traces import TraceRecord
+from core.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +59,10 @@ class Planner:
 
     @property
     def trace_rate(self) -> float:
-        """Requests per second of the trace as it was recorded. Raises ValueError if it has no length."""
+        """Requests per second of the trace as it was recorded. Raises InvalidConfig if it has none."""
         span = self.records[-1].arrival_s - self.records[0].arrival_s if self.records else 0.0
         if not span > 0.0:
-            raise ValueError("trace: it needs requests at more than one moment")
+            raise InvalidConfig("the trace needs requests at more than one moment", key="trace")
         return (len(self.records) - 1) / span
 
     def sessions(self, rate: float | None, end_s: float | None, round_name: str = "") -> Iterator[Session]:

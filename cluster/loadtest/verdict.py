@@ -16,6 +16,8 @@ _MAX_LAG_S = 0.05
 _FEW = 30
 _MANY_AT_ONCE = 1.2
 _MAX_EXAMPLES = 3
+# of the rate, and in standard deviations of a Poisson count, that fewer requests may be due
+_MISSING_SHARE, _MISSING_DEVIATIONS = 0.1, 3.0
 
 
 def has_passed(summary: Summary, max_error_share: float) -> bool:
@@ -102,6 +104,14 @@ def warnings_of(step: Step, slo: Slo) -> list[str]:
         found.append("the run was stopped once the SLO could not be kept any more; its numbers are partial")
     if summary.num_completed < _FEW:
         found.append(f"only {summary.num_completed} complete answers: percentiles say little")
+    if step.rate is not None and not step.is_cut_short:
+        planned = step.rate * summary.window_s
+        missing = planned - summary.num_requests
+        if missing > max(_MISSING_SHARE * planned, _MISSING_DEVIATIONS * planned**0.5):
+            found.append(
+                f"{summary.offered_rps:.3g} requests/s were due, not {step.rate:.3g}: later turns come after "
+                "answers, and not after the window; a trace has quiet parts"
+            )
     lag = summary.send_lag
     if lag is not None and lag.p99 > max(_MAX_LAG_S, 0.05 * (slo.ttft_s or 0.0)):
         found.append(

@@ -17,6 +17,7 @@ from cluster.loadtest.settings import (
     WorkloadKind,
 )
 from cluster.loadtest.traces import TraceRecord
+from core.errors import InvalidConfig
 
 RECORDS = [
     TraceRecord(0.0, 1000, 40, (1, 2)),
@@ -100,5 +101,5 @@ def test_requests_that_do_not_fit_are_left_out() -> None:
 def test_a_trace_can_have_other_arrivals() -> None:
     plan = planner(WorkloadKind.TRACE, Arrivals(ArrivalKind.CONSTANT, rate=4.0))
     assert [session.start_s for session in plan.sessions(4.0, None)] == [0.25, 0.5, 0.75]
-    with pytest.raises(ValueError, match="more than one moment"):
+    with pytest.raises(InvalidConfig, match="more than one moment"):
         _ = Planner(plan.settings, RECORDS[:1]).trace_rate

@@ -80,3 +80,13 @@ def test_times_are_written_for_people() -> None:
     ]
     assert promise(SLO) == "90% of requests with TTFT ≤ 1.00 s"
     assert promise(Slo()) == "90% of requests with a complete answer"
+
+
+def test_a_rate_that_was_not_offered_is_said() -> None:
+    """As where conversations are longer than the window: their later turns were never due."""
+    records = [record(i * 1.0, i + 0.5, i + 0.6) for i in range(40)]
+    for rate, is_said in ((1.0, False), (1.4, False), (3.0, True)):
+        summary = summarize(records, SLO, 40.0)
+        step = Step(f"{rate}/s", rate, None, True, False, None, summary)
+        warnings = judge(step, records, SLO, 0.01, None).warnings
+        assert any(f"1 requests/s were due, not {rate:g}" in text for text in warnings) == is_said
