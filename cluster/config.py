@@ -106,6 +106,12 @@ class BatonConfig:
 
         if self.autoscaling.max_gpus is not None and self.cluster.worker_num_gpus <= 0:
             raise ValueError("autoscaling.max_gpus needs cluster.worker_num_gpus, what a worker takes")
+        budget = self.autoscaling.budget(self.cluster.worker_num_gpus)
+        if budget is not None and budget < self.autoscaling.num_least:
+            raise ValueError(
+                f"autoscaling.max_gpus is room for {budget} workers, and the pools need "
+                f"{self.autoscaling.num_least} at least"
+            )
         is_guarded = self.security.is_token_required or self.security.is_tls
         if not is_guarded and not self.cluster.is_own:
             raise ValueError(

@@ -71,9 +71,8 @@ class AutoscalingConfig:
                 raise ValueError(f"min_{pool}_workers must not be negative")
             if high < max(1, low):
                 raise ValueError(f"max_{pool}_workers must be at least 1 and min_{pool}_workers ({low})")
-        num_least = max(1, self.min_decode_workers) + self.min_prefill_workers
-        if self.max_workers is not None and self.max_workers < num_least:
-            raise ValueError(f"max_workers must be at least {num_least}, what the pools need at least")
+        if self.max_workers is not None and self.max_workers < self.num_least:
+            raise ValueError(f"max_workers must be at least {self.num_least}, what the pools need at least")
         if self.max_gpus is not None and not self.max_gpus > 0:
             raise ValueError("max_gpus must be above 0")
         for name in (
@@ -92,6 +91,11 @@ class AutoscalingConfig:
             raise ValueError("stale_s must be at least twice period_s, or each gap would look like silence")
         if self.max_log_bytes < 2**16 or self.num_log_files < 1:
             raise ValueError("max_log_bytes must be at least 65536, num_log_files at least 1")
+
+    @property
+    def num_least(self) -> int:
+        """What both pools need together, without which nothing is answered."""
+        return max(1, self.min_decode_workers) + self.min_prefill_workers
 
     def min_workers(self, role: Role) -> int:
         return self.min_prefill_workers if role is Role.PREFILL else self.min_decode_workers

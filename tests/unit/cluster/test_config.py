@@ -107,3 +107,12 @@ def test_limits_of_tenants_are_settings_like_others() -> None:
         config_from_settings({"router": {"tenants": {"limits": [{"name": "a", "colour": 1}]}}})
     with pytest.raises(InvalidConfig, match=r"weight must be above 0"):
         config_from_settings({"router": {"tenants": {"limits": [{"name": "a", "weight": 0}]}}})
+
+
+def test_a_budget_of_gpus_has_room_for_what_the_pools_need_at_least() -> None:
+    scaling = {"max_gpus": 7.0, "min_prefill_workers": 1, "min_decode_workers": 1}
+    settings = {"autoscaling": scaling, "cluster": {"worker_num_gpus": 4.0}}
+    with pytest.raises(InvalidConfig, match="max_gpus is room for 1 workers, and the pools need 2"):
+        config_from_settings(settings)
+    config = config_from_settings(settings | {"autoscaling": scaling | {"min_prefill_workers": 0}})
+    assert config.autoscaling.budget(config.cluster.worker_num_gpus) == 1
