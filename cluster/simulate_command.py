@@ -59,9 +59,10 @@ def simulate(
     worker = read_profile(profile)
     _make_folder(out)
     console = Console(highlight=False)
+    records = read_trace(trace, limit)
     found = [
         record
-        for record in read_trace(trace, limit)
+        for record in records
         if record.num_prompt_tokens + record.num_output_tokens <= worker.max_context
     ]
     try:
@@ -88,7 +89,8 @@ def simulate(
     write_report(report, out / "report.json")
     (out / "report.html").write_text(render_html(report), encoding="utf-8")
     lines = [f"  {line}" for line in (*report.verdict.reasons, *report.verdict.warnings)]
-    told = f"{len(found)} requests, {report.took_s:.1f} s; report in {out}"
+    left_out = f"{len(records) - len(found)} left out as longer than {worker.max_context} tokens"
+    told = f"{len(found)} requests, {left_out}; {report.took_s:.1f} s; report in {out}"
     for line in (report.verdict.headline, *lines, told):
         console.print(line, markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.verdict.has_passed else 1)

@@ -38,6 +38,7 @@ def test_the_report_is_a_load_tests_and_the_exit_status_its_verdict(tmp_path: Pa
     assert (summary.num_completed, summary.num_short, summary.num_errors) == (NUM_REQUESTS, 0, 0)
     assert summary.num_output_tokens == sum(5 + i for i in range(NUM_REQUESTS))
     assert report.verdict.headline in result.output
+    assert f"{NUM_REQUESTS} requests, 1 left out as longer than {SMALL.max_context} tokens" in result.output
     assert "<html" in (tmp_path / "new" / "out" / "report.html").read_text()
     assert simulate(tmp_path, "--slo-ttft", "0.001").exit_code == 1
 
