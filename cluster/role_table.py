@@ -124,8 +124,12 @@ class RoleTable:
         return order
 
     def _may_go_home(self, line: Announcement, now: float) -> bool:
-        """A stand-in, when the pool has been whole for a while, and so long after it came."""
-        if not line.is_stand_in or now - self._since[_name(line.ref)] < self._config.settle_s:
+        """A stand-in, when the pool has been whole for a while, and so long after it came. Not while the
+        service stops: what runs there has no time to move.
+        """
+        if not line.is_stand_in or self._table.is_ending:
+            return False
+        if now - self._since[_name(line.ref)] < self._config.settle_s:
             return False
         return any(
             other.ref.role is line.ref.role

@@ -143,6 +143,15 @@ def test_nobody_stands_in_while_the_service_stops(fleet: Fleet) -> None:
     assert fleet.roles.fill(Role.DECODE, [dead]) is None
 
 
+def test_a_stand_in_stays_where_it_is_while_the_service_stops(fleet: Fleet) -> None:
+    fleet.add("p0", Role.PREFILL)
+    order = fleet.roles.fill(Role.DECODE, [fleet.add("d0", Role.DECODE)])
+    assert order is not None
+    fleet.follow(order)
+    fleet.table.end_in(20.0)
+    assert fleet.wait(10) == {}, "the pool is back, but what runs has no time to move"
+
+
 def test_nobody_stands_in_where_that_is_switched_off() -> None:
     fleet = Fleet(RoleConfig(is_standing_in=False))
     fleet.add("p0", Role.PREFILL)
