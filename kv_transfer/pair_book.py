@@ -81,6 +81,11 @@ class PairBook(Collector):
         pair.is_warm, pair.problem = True, ""
         pair.transport = pair.transport or transport
 
+    def cool(self, ref: WorkerRef) -> None:
+        """Nobody keeps it ready any more."""
+        if (pair := self._pairs.get(ref)) is not None:
+            pair.is_warm = False
+
     def fail(self, ref: WorkerRef, problem: str) -> None:
         """Nothing can be handed over at present."""
         self._find(ref).problem = problem

@@ -76,7 +76,10 @@ class Warmer:
                     async with self._turns, asyncio.timeout(self._config.silence_s):
                         await self._meet(ref, transport)
                     self._book.warm(ref, transport.carriage.way)
-                    await asyncio.get_running_loop().create_future()
+                    try:
+                        await asyncio.get_running_loop().create_future()
+                    finally:
+                        self._book.cool(ref)
             except LayoutMismatch as error:
                 _log.warning("no KV can be handed to %s: %s", ref.worker_id, error.message)
                 self._book.fail(ref, error.message)
