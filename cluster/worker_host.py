@@ -22,7 +22,7 @@ from core.clock import MonotonicClock
 from core.errors import WorkerError
 from core.ids import Role, WorkerId, WorkerRef, new_epoch
 from core.peer_security import PeerSecurity
-from core.role_change import RoleChange, RoleOrder
+from core.role_change import RoleOrder
 from core.worker_status import Announcement
 from decode_worker.service import serve_either
 from kv_transfer.cuda_ipc_transport import connect_on_device
@@ -123,10 +123,6 @@ class WorkerHost:
     @property
     def ref(self) -> WorkerRef:
         return self._worker.ref
-
-    def change_role(self, order: RoleOrder) -> RoleChange:
-        """See RoleWorker.change_role. From any other thread."""
-        return self._io.run(self._worker.change_role(order))
 
     def _follow(self, order: RoleOrder) -> None:
         """What the registry wants; it says so again until it is done."""

@@ -79,7 +79,3 @@ class HandoffTicket:
     @property
     def num_blocks(self) -> int:
         return self.layout.num_blocks(self.num_tokens)
-
-    def num_tokens_in_block(self, index: int) -> int:
-        """Valid token slots of block `index`; the others are never attended to."""
-        return min(self.layout.block_size, self.num_tokens - index * self.layout.block_size)

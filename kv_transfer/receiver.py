@@ -177,10 +177,6 @@ class Receiver:
         self._check_open(entry)
         await self._until_expired(entry, self._port.keepalive(fence.ticket_id))
 
-    def forget(self, ticket_id: TicketId) -> None:
-        """The port is done with the ticket: late frames are refused as expired. Unknown tickets are fine."""
-        self._tickets.pop(ticket_id, None)
-
     async def close(self) -> None:
         """Cancel the offers and commits that still wait for the port; give the staging memory back."""
         tasks: list[asyncio.Task[tuple[int, ...]] | asyncio.Task[CommitReceipt]] = []

@@ -16,11 +16,6 @@ QueueOrder = Callable[[Prompt, float, float], float]
 _ASSUMED_TOKENS_PER_S = 1000.0
 
 
-def first_come(prompt: Prompt, now: float, tokens_per_s: float) -> float:
-    """First come, first served."""
-    return prompt.arrived_at
-
-
 def aged_shortest(aging: float) -> QueueOrder:
     """The prompt with the least work left, in seconds, less `aging` for each second since it came.
 

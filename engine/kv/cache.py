@@ -53,12 +53,6 @@ class KVCache:
 
     # ------------------------------------------------------------ sequences
 
-    def fits_alone(self, num_tokens: int) -> bool:
-        """Whether a sequence of `num_tokens` could ever run here, with the pool to itself."""
-        return (
-            self.layout.num_blocks(num_tokens) <= self.allocator.num_blocks - self.allocator.num_quarantined
-        )
-
     def try_start(self, sequence: Sequence, num_extra_tokens: int = 0) -> bool:
         """Give a sequence without blocks room for its tokens and `num_extra_tokens` more.
 

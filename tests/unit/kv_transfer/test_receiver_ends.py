@@ -130,15 +130,6 @@ async def test_late_frames_after_an_abort_are_refused_as_expired() -> None:
 
 
 @in_virtual_time
-async def test_a_forgotten_ticket_is_expired() -> None:
-    end = DecodeEnd()
-    ticket, claim = await sent(end)
-    end.receiver.forget(ticket.ticket_id)
-    end.receiver.forget(ticket.ticket_id)
-    assert isinstance(await failure_of(end.receiver.commit(Fence.of(ticket), claim)), TicketExpired)
-
-
-@in_virtual_time
 async def test_the_table_of_tickets_is_bounded_and_forgets_the_least_recently_used() -> None:
     end = DecodeEnd(num_blocks=4200)
     first = [make_ticket(4) for _ in range(2)]

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefill_worker.config import PrefillConfig
-from prefill_worker.queue_order import aged_shortest, first_come
+from prefill_worker.queue_order import aged_shortest
 from prefill_worker.scheduler import PrefillScheduler
 from tests.unit.prefill_worker.prompts import make_cache, make_prompt
 
@@ -17,7 +17,6 @@ def test_of_two_that_came_together_the_shorter_is_first() -> None:
     order = aged_shortest(0.5)
     long, short = make_prompt(30, name="long"), make_prompt(5, name="short")
     assert order(short, 3.0, _RATE) < order(long, 3.0, _RATE)
-    assert first_come(short, 3.0, _RATE) == first_come(long, 3.0, _RATE)
 
 
 def test_waiting_makes_up_for_length() -> None:
