@@ -175,8 +175,8 @@ class Runner:
         return due_s < self._window.duration_s
 
     async def _sleep_until(self, moment_s: float) -> None:
-        if (delay := moment_s - self._clock.now()) > 0.0:
-            await asyncio.sleep(delay)
+        # also a late sender sends what is due before it makes the next one ready
+        await asyncio.sleep(max(0.0, moment_s - self._clock.now()))
 
     async def _tick(self, rule: HopelessRule | None) -> None:
         """Returns when the run is to be cut short."""
