@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cluster.loadtest.traces import TraceRecord
+from cluster.loadtest.traces import MOONCAKE_BLOCK_TOKENS, TraceRecord
 from cluster.planner.capacity import Capacity
 from cluster.planner.hardware import Link
 from cluster.planner.plan import ATTAINMENT, Targets, Workload
@@ -74,12 +74,7 @@ class SimulatedSearch:
         self._tell = tell
         self._link = LinkPrice(link.bytes_per_s * worker.shares.link)
         self._num_streams = worker.max_batch(workload.mean_context, workload.longest, targets.itl_s)
-        chance, now = random.Random(seed), 0.0
-        records = []
-        for _ in range(num_requests):
-            records.append(TraceRecord(now, workload.isl - workload.num_cached, workload.osl))
-            now += chance.expovariate(workload.rate)
-        self._arrivals = arrivals_of(records)
+        self._arrivals = arrivals_of(requests_of(workload, num_requests, seed))
         self._known: dict[tuple[int, int], Trial] = {}
 
     def disaggregated(self, num_prefill: int, num_decode: int) -> Trial:
@@ -176,6 +171,20 @@ class SimulatedSearch:
             ),
             router=router,
         )
+
+
+def requests_of(workload: Workload, num_requests: int, seed: int) -> list[TraceRecord]:
+    """Poisson arrivals. What is cached of each prompt is the same beginning of all of them, so that streams
+    attend to it, too.
+    """
+    chance, now, records = random.Random(seed), 0.0, []
+    size = workload.num_cached
+    num_own = -(-workload.isl // size) - 1 if size else 0
+    for number in range(num_requests):
+        ids = (0, *range(1 + number * num_own, 1 + (number + 1) * num_own)) if size else ()
+        records.append(TraceRecord(now, workload.isl, workload.osl, ids, size or MOONCAKE_BLOCK_TOKENS))
+        now += chance.expovariate(workload.rate)
+    return records
 
 
 def prices_of(worker: Capacity, num_streams: int) -> StepPrice:
