@@ -70,19 +70,24 @@ class Line:
         self._promises = promises
         promises.watch(PLACE, self)
 
-    def predicted_wait_s(self, priority: int) -> float:
-        """Until a newcomer of that priority would run; 0 where nothing was measured yet."""
-        if len(self._queue) == 0 and self._num_running < self._capacity():
-            return 0.0
-        return (self._queue.num_ahead(priority) + 1) * self._seconds_per_place()
+    def predicted_wait_s(self, priority: int, num: int = 1) -> float:
+        """Until the last of `num` newcomers of that priority would run; 0 where nothing was measured yet."""
+        num_free = self._capacity() - self._num_running if len(self._queue) == 0 else 0
+        num_turns = self._queue.num_ahead(priority) + num - max(0, num_free)
+        return max(0, num_turns) * self._seconds_per_place(num)
 
     def check(self, costs: Sequence[float], priority: int, call: int, deadline: Deadline) -> None:
         """Raises Overloaded for newcomers of `costs` that have no room in the line, even if others of a lower
         priority gave way, or that would not be served in time. `call`: the same for the same call sent again.
         """
         now, num = self._clock.now(), len(costs)
-        wait_s = self.predicted_wait_s(priority)
-        if wait_s > 0 and wait_s + self._service_s(max(costs)) > deadline.left_s(self._clock):
+        wait_s = self.predicted_wait_s(priority, num)
+        # where nobody runs the call shows by itself what it takes
+        if (
+            self._num_running
+            and wait_s > 0
+            and wait_s + self._service_s(max(costs)) > deadline.left_s(self._clock)
+        ):
             message = f"the request would wait about {wait_s:.0f} s, longer than its deadline allows"
             raise self._refusal(message, num, call, now, reason="deadline")
         is_due = self._bookings.is_due(call, now)
@@ -194,8 +199,10 @@ class Line:
         message = "the request waited until there was no time left to answer it"
         turn.called.set_exception(self._refusal(message, 1, 0, now, reason="deadline"))
 
-    def _seconds_per_place(self) -> float:
-        return self._mean_held_s / max(1, self._num_running)
+    def _seconds_per_place(self, num_more: int = 0) -> float:
+        """How often a place becomes free, with `num_more` that take those that are free now."""
+        num_running = max(self._num_running, min(self._capacity(), self._num_running + num_more))
+        return self._mean_held_s / max(1, num_running)
 
     def _service_s(self, cost: float) -> float:
         """How long a request takes once its turn has come, as most do: what those before took that cost as

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
@@ -294,3 +295,16 @@ async def test_a_flood_that_never_comes_back_does_not_send_others_away_for_ever(
     for name in "abc":
         await gate.let_go(name)
     await asyncio.gather(*tasks)
+
+
+async def test_a_call_of_many_prompts_waits_for_its_last_one() -> None:
+    gate = Gate(max_queue=100, capacity=lambda: 2)
+    await _measured(gate, 10.0)
+    running = gate.send("a")
+    await settle()
+    for num, timeout_s, is_refused in ((1, 12.0, False), (5, 29.0, True), (5, 31.0, False)):
+        deadline = Deadline.after(timeout_s, gate.clock)  # four wait, five seconds each, and ten to run
+        with pytest.raises(Overloaded) if is_refused else nullcontext():
+            gate.line.check([10.0] * num, 5, 1, deadline)
+    await gate.let_go("a")
+    await running
