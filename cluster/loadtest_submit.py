@@ -48,8 +48,8 @@ def submit_load_test(
     """Submit, tell each line of the log, and return the report. An interrupt stops the job.
 
     `address`: of Ray's dashboard, or whatever else Ray's job client takes. `variables` are set in the job;
-    who may read the cluster's jobs can read them. `python`: the interpreter there; None: this one where the
-    cluster is on this machine, else `python`. Raises NoAnswer if no report came back.
+    who may read the cluster's jobs can read them. `python`: the interpreter there; None: see `entrypoint`.
+    Raises NoAnswer if no report came back.
     """
     os.environ.update(token_environment(os.environ))
     from ray.job_submission import JobSubmissionClient
@@ -61,7 +61,7 @@ def submit_load_test(
         try:
             client = JobSubmissionClient(address)
             job_id = client.submit_job(
-                entrypoint=f"{shlex.quote(python or _python(address))} -m {_MODULE} {_SETTINGS_FILE}",
+                entrypoint=entrypoint(address, python),
                 runtime_env={"working_dir": folder, "env_vars": variables},
                 metadata={"what": "baton loadtest"},
             )
@@ -114,6 +114,13 @@ async def _follow(client: Any, job_id: str, unwrapper: Unwrapper, tell: Callable
     return str(status.value).lower()
 
 
-def _python(address: str) -> str:
-    host = urlsplit(address).hostname
-    return sys.executable if host in ("127.0.0.1", "localhost", "::1") else "python"
+def entrypoint(address: str, python: str | None) -> str:
+    """The job's shell command. Without `python`: this interpreter where the cluster seems to be on this
+    machine and it is there, else `python`. An address here may be a tunnel's.
+    """
+    command = "python"
+    if python is not None:
+        command = shlex.quote(python)
+    elif urlsplit(address).hostname in ("127.0.0.1", "localhost", "::1"):
+        command = f'"$(command -v {shlex.quote(sys.executable)} || echo python)"'
+    return f"{command} -m {_MODULE} {_SETTINGS_FILE}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from cluster import loadtest_command
 from cluster.cli import app
 from cluster.loadtest.settings import ArrivalKind, LoadTestSettings, Range, WorkloadKind
 from cluster.loadtest_command import Job
-from cluster.loadtest_submit import pack
+from cluster.loadtest_submit import entrypoint, pack
 from core.config import from_mapping
 from core.errors import InvalidConfig
 
@@ -93,3 +95,23 @@ def test_a_job_s_folder_holds_all_it_needs(monkeypatch: pytest.MonkeyPatch, tmp_
     assert found.seed == 7
     with pytest.raises(InvalidConfig, match="absent"):
         pack(asked(monkeypatch, "--trace", str(tmp_path / "absent.csv"))[0], folder)
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["this machine", "a tunnel"])
+def test_a_job_runs_on_the_interpreter_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_there: bool
+) -> None:
+    """`ray dashboard` makes another machine's port one of this machine."""
+    for name in ("here", "python"):
+        found = tmp_path / name
+        found.write_text(f"#!/bin/sh\necho {name} $*\n")
+        found.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ("here" if is_there else "nowhere")))
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    commands = [entrypoint("http://127.0.0.1:8265", None), entrypoint("http://head:8265", None)]
+    told = [
+        subprocess.run(command, shell=True, capture_output=True, text=True).stdout for command in commands
+    ]
+    job = "-m cluster.loadtest_job settings.json\n"
+    assert told == [f"{'here' if is_there else 'python'} {job}", f"python {job}"]
+    assert entrypoint("http://127.0.0.1:8265", "/opt/py thon").startswith("'/opt/py thon' -m ")
