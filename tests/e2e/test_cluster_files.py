@@ -63,6 +63,9 @@ def test_groups_offer_what_the_settings_ask_for_on_different_machines() -> None:
 def test_nodes_get_model_tokens_zone_and_the_environment_that_serve_needs(name: str) -> None:
     content = cluster_file(name)
     assert any("baton fetch" in command for command in content["setup_commands"])
+    installs = [command for command in content["setup_commands"] if "apt-get install" in command]
+    assert all("-dev" in command and "g++" in command for command in installs), "Triton compiles at run time"
+    assert bool(installs) == (name != "on-premise")
     assert {"~/baton/token", "~/.ray/auth_token", "~/baton/baton.yaml"} <= set(content["file_mounts"])
     for start in (content["head_start_ray_commands"], content["worker_start_ray_commands"]):
         assert "baton config --environment" in start[-1]
