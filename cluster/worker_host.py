@@ -115,6 +115,8 @@ class WorkerHost:
         self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement, self._follow))
         self._following = asyncio.create_task(self._reports.follow())
         self._meeting = asyncio.create_task(self._meet())
+        for task in (self._announcing, self._following, self._meeting):
+            task.add_done_callback(self._spawned)  # none of them ends by itself
         return server
 
     def announcement(self) -> Announcement:
@@ -150,7 +152,9 @@ class WorkerHost:
         return self._reports.stats()
 
     def check_health(self) -> None:
-        """Raises WorkerError when the worker does not get on with its work."""
+        """Raises WorkerError when the worker does not get on with its work, or nobody will hear of it."""
+        if self._announcing is not None and self._announcing.done() and not self._announcing.cancelled():
+            raise WorkerError(f"worker {self.ref.worker_id} does not announce itself any more")
         if not self._worker.is_healthy():
             raise WorkerError(f"worker {self.ref.worker_id} makes no progress")
 

@@ -88,8 +88,10 @@ class Warmer:
                 _log.info("worker %s was not met: %r", ref.worker_id, error)
                 if isinstance(error, HandoffError):
                     self._book.fail(ref, error.message)
-                await asyncio.sleep(again_s)
-                again_s = min(2 * again_s, _AGAIN_MAX_S)
+            except Exception:  # noqa: BLE001 - logged; the pair is tried again
+                _log.exception("worker %s could not be met", ref.worker_id)
+            await asyncio.sleep(again_s)
+            again_s = min(2 * again_s, _AGAIN_MAX_S)
 
     async def _meet(self, ref: WorkerRef, transport: Transport) -> None:
         """In blocks of the other's size, if it has another one that they can be handed over in."""
