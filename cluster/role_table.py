@@ -64,6 +64,7 @@ class RoleTable:
         self._unusable_until = {name: at for name, at in self._unusable_until.items() if at > now}
         for ref in unusable:
             self._unusable_until[_name(ref)] = now + self._config.settle_s
+            self._known_roles.add(ref.role)  # it was there, also if that was before this registry
         if not self._config.is_standing_in or self._table.is_ending:
             return None
         lost = {_name(ref) for ref in unusable}

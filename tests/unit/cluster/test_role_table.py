@@ -136,6 +136,17 @@ def test_a_pool_that_is_only_starting_is_waited_for(fleet: Fleet) -> None:
     assert fleet.roles.fill(Role.DECODE, []) is not None
 
 
+def test_a_pool_that_was_lost_together_with_the_registry_is_not_taken_for_one_that_is_starting(
+    fleet: Fleet,
+) -> None:
+    lost = WorkerRef(WorkerId("d0"), Role.DECODE, Epoch(3), "127.0.0.1:1")
+    assert fleet.roles.fill(Role.DECODE, [lost]) is None, "nobody has announced itself to the new registry yet"
+    fleet.add("p0", Role.PREFILL)
+    order = fleet.roles.fill(Role.DECODE, [])
+    assert order is not None
+    assert order.worker.worker_id == "p0"
+
+
 def test_nobody_stands_in_while_the_service_stops(fleet: Fleet) -> None:
     fleet.add("p0", Role.PREFILL)
     dead = fleet.add("d0", Role.DECODE)
