@@ -27,6 +27,7 @@ _LOOK_AGAIN_S = 0.25
 _SERVICE_STEP = 0.1
 # of a request's tokens: with so many, what each costs is thought to be as much as what all cost alike
 _TYPICAL_COST = 512.0
+_LARGEST_DECAY = 0.99
 _PLACE = "place"
 
 
@@ -63,7 +64,7 @@ class Line:
         self._mean_held_s = 0.0
         self._service = RunningLine(_TYPICAL_COST, decay=1.0 - _SERVICE_STEP)
         self._spread = 0.0
-        self._mean_cost = 0.0
+        self._largest_cost = 0.0
         self._bookings: Bookings[str] = Bookings()
         self._last_due_at = 0.0
         self._ticker: asyncio.Task[None] | None = None
@@ -206,9 +207,10 @@ class Line:
 
     def _service_s(self, cost: float) -> float:
         """How long a request takes once its turn has come, as most do: what those before took that cost as
-        much, and twice their spread around that. Never more than for one of mean cost.
+        much, and twice their spread around that. What costs more than any of late is thought to take no
+        longer than that one: a wrong refusal costs an answer, a late one only its work.
         """
-        return self._service.at(min(cost, self._mean_cost)) * (1.0 + 2.0 * self._spread)
+        return self._service.at(min(cost, self._largest_cost)) * (1.0 + 2.0 * self._spread)
 
     def _measure(self, held_s: float, cost: float, is_whole: bool) -> None:
         """A place was held for so long. An answer that was cut short would have taken longer than that, by
@@ -222,7 +224,7 @@ class Line:
         if self._service.num_observed:
             error = min(1.0, abs(held_s - expected_s) / max(expected_s, 1e-9))
             self._spread += _SERVICE_STEP * (error - self._spread)
-        self._mean_cost += (_SERVICE_STEP if self._service.num_observed else 1.0) * (cost - self._mean_cost)
+        self._largest_cost = max(cost, self._largest_cost * _LARGEST_DECAY)
         self._service.observe(cost, held_s)
 
     def _refusal(self, message: str, num: int, call: int, now: float, reason: str) -> Overloaded:

@@ -308,3 +308,19 @@ async def test_a_call_of_many_prompts_waits_for_its_last_one() -> None:
             gate.line.check([10.0] * num, 5, 1, deadline)
     await gate.let_go("a")
     await running
+
+
+async def test_a_large_request_is_thought_to_take_what_large_ones_took() -> None:
+    gate = Gate()
+    for number in range(60):
+        cost, seconds = (1000.0, 15.0) if number % 2 else (100.0, 5.0)
+        async with gate.line.place(TENANT, 5, cost, Deadline.after(FAR, gate.clock)):
+            gate.clock.advance(seconds)
+    running = gate.send("a")
+    await settle()
+    gate.line.check([1000.0], 5, 1, Deadline.after(27.0, gate.clock))  # ten to wait and fifteen to run
+    with pytest.raises(Overloaded):
+        gate.line.check([1000.0], 5, 1, Deadline.after(22.0, gate.clock))
+    gate.line.check([100.0], 5, 1, Deadline.after(22.0, gate.clock))
+    await gate.let_go("a")
+    await running
