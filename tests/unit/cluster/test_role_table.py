@@ -140,7 +140,7 @@ def test_a_pool_that_was_lost_together_with_the_registry_is_not_taken_for_one_th
     fleet: Fleet,
 ) -> None:
     lost = WorkerRef(WorkerId("d0"), Role.DECODE, Epoch(3), "127.0.0.1:1")
-    assert fleet.roles.fill(Role.DECODE, [lost]) is None, "nobody has announced itself to the new registry yet"
+    assert fleet.roles.fill(Role.DECODE, [lost]) is None, "nobody is known to the new registry yet"
     fleet.add("p0", Role.PREFILL)
     order = fleet.roles.fill(Role.DECODE, [])
     assert order is not None
