@@ -49,9 +49,10 @@ class RoleTable:
         self._since.setdefault(_name(line.ref), now)
         self._known_roles.add(line.ref.role)
         pending = self._pending.get(worker_id)
-        if pending is not None and pending.order.worker.epoch == line.ref.epoch:
+        is_meant = pending is not None and pending.order.worker.epoch == line.ref.epoch
+        if pending is not None and is_meant and not self._is_needless(pending.order, now):
             return pending.order
-        self._pending.pop(worker_id, None)  # followed, or meant for a process that is gone
+        self._pending.pop(worker_id, None)  # followed, needless, or meant for a process that is gone
         return self._give(line, line.home, RoleCause.POOL_BACK) if self._may_go_home(line, now) else None
 
     def fill(self, role: Role, unusable: Sequence[WorkerRef]) -> RoleOrder | None:
@@ -123,6 +124,13 @@ class RoleTable:
         order = RoleOrder(line.ref, role, cause)
         self._pending[line.ref.worker_id] = _Pending(order, self._clock.now())
         return order
+
+    def _is_needless(self, order: RoleOrder, now: float) -> bool:
+        """The pool that it was to fill has a worker again."""
+        return order.cause is RoleCause.EMPTY_POOL and any(
+            line.ref.role is order.role and self._unusable_until.get(_name(line.ref), now) <= now
+            for line in self._table.lines()
+        )
 
     def _may_go_home(self, line: Announcement, now: float) -> bool:
         """A stand-in, when the pool has been whole for a while, and so long after it came. Not while the

@@ -87,6 +87,14 @@ def test_an_order_is_repeated_with_each_announcement_until_it_is_followed(fleet:
     assert fleet.announce("p0") is None
 
 
+def test_an_order_that_nobody_has_followed_is_void_once_the_pool_is_back(fleet: Fleet) -> None:
+    fleet.add("p0", Role.PREFILL)
+    assert fleet.roles.fill(Role.DECODE, [fleet.add("d0", Role.DECODE)]) is not None
+    fleet.add("d0", Role.DECODE, epoch=9)
+    assert fleet.announce("p0") is None
+    assert fleet.roles.fill(Role.DECODE, []) is None
+
+
 def test_a_worker_that_does_not_follow_in_time_is_passed_over(fleet: Fleet) -> None:
     fleet.add("p0", Role.PREFILL)
     fleet.add("p1", Role.PREFILL)
