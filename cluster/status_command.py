@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from cluster.run_directory import read_note, run_directories
@@ -87,6 +88,8 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 def _refusal(url: str, code: int, has_key: bool) -> str:
+    if code == 403 and not has_key:
+        return f"the service at {url} tells its state only where it is asked for by `localhost` or an address"
     if code in (401, 403):
         problem = f"${KEY_VARIABLE} is not set"
         if has_key:
@@ -100,15 +103,14 @@ def _refusal(url: str, code: int, has_key: bool) -> str:
 def show(url: str, state: dict[str, Any], console: Console) -> None:
     """Two tables: the workers, and the pairs that hand KV over."""
     router = state["router"]
-    console.print(
-        f"[bold]{url}[/] serves {router['model']}: {router['running']} running, {router['waiting']} waiting"
-    )
+    load = f"{router['running']} running, {router['waiting']} waiting"
+    console.print(f"[bold]{escape(url)}[/] serves {escape(router['model'])}: {load}")
     workers = Table("worker", "role", "epoch", "state", "running", "waiting", "KV held", "cached", "step ms")
     pairs = Table("KV from", "to", "by", "GB/s", "handed over", "fallbacks", "state")
     for worker in state["workers"]:
-        workers.add_row(*_worker_row(worker))
+        workers.add_row(*map(escape, _worker_row(worker)))
         for pair in (worker["status"] or {}).get("pairs", []):
-            pairs.add_row(worker["id"], *_pair_row(pair))
+            pairs.add_row(*map(escape, [worker["id"], *_pair_row(pair)]))
     console.print(workers)
     if pairs.row_count:
         console.print(pairs)
