@@ -20,7 +20,7 @@ from core.config import from_mapping
 from core.errors import InvalidConfig
 from core.ids import TenantId
 from router.api_keys import KeyEntry, KeyScope, is_hex, new_salt, tenant_id
-from router.tenants_config import TenantLimits
+from router.tenants_config import ANY_TENANT, TenantLimits
 
 _VERSION = 1
 Stamp = tuple[int, int, int]
@@ -128,6 +128,8 @@ def _limits(path: Path, items: Any) -> tuple[TenantLimits, ...]:
             limits = from_mapping(TenantLimits, item, f"limits[{index}]")
         except InvalidConfig as error:
             raise _wrong(path, error.message) from error
+        if limits.name == ANY_TENANT:
+            raise _wrong(path, f"limits[{index}].name: limits for any tenant belong in the configuration")
         if limits.kv_share is not None:
             raise _wrong(
                 path, f"limits[{index}].kv_share is read at the start only: set it in the configuration"

@@ -51,6 +51,7 @@ class Tenants:
             entry_from_text(text, f"router.tenants.keys[{index}]") for index, text in enumerate(config.keys)
         )
         self._stamp: Stamp | None = None
+        self._trouble: str | None = None
         self._ring = KeyRing(self._given)
         self._file: KeyFile | None = None
         self._tenants: dict[TenantId, Tenant] = {}
@@ -103,18 +104,22 @@ class Tenants:
                 _log.exception("the API keys stay as they were")
 
     async def reload(self) -> None:
-        """Read the keys file again if it has changed. One that cannot be read changes nothing."""
+        """Read the keys file again if it has changed. One that cannot be read changes nothing, and is tried
+        again: its right to be read may come back without a change of the file.
+        """
         path = self._config.keys_file
         assert path is not None
         stamp = await asyncio.to_thread(stamp_of, path)
-        if stamp == self._stamp:
+        if stamp == self._stamp and self._trouble is None:
             return
-        self._stamp = stamp
         try:
             content = await asyncio.to_thread(read_key_file, path)
         except InvalidConfig as error:
-            _log.error("the API keys stay as they were: %s", error.message)
+            if error.message != self._trouble:
+                _log.error("the API keys stay as they were: %s", error.message)
+            self._trouble = error.message
             return
+        self._stamp, self._trouble = stamp, None
         self._use(content)
         _log.info("%d API keys are known now", len(self._ring.entries))
 

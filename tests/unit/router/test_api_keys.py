@@ -100,6 +100,26 @@ async def test_keys_that_come_and_go_are_noticed_and_a_broken_file_changes_nothi
         tenants.caller(f"Bearer {first}")
 
 
+async def test_a_keys_file_that_could_not_be_read_once_is_read_again_without_having_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "keys.json"
+    revoked = add_key(path, "a")
+    tenants = Tenants(TenantsConfig(keys_file=path))
+    write_key_file(path, KeyFile(new_salt(), ()))
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr("router.tenants.read_key_file", _denied)
+        await tenants.reload()
+    assert tenants.caller(f"Bearer {revoked}").key_id
+    await tenants.reload()
+    with pytest.raises(Unauthorized):
+        tenants.caller(f"Bearer {revoked}")
+
+
+def _denied(path: Path) -> KeyFile:
+    raise InvalidConfig(f"{path} cannot be read: Permission denied")
+
+
 def test_two_keys_of_a_tenant_share_a_salt_and_two_tenants_do_not(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     one, two, other = add_key(path, "a"), add_key(path, "a"), add_key(path, "b")
@@ -141,6 +161,7 @@ async def test_limits_in_the_keys_file_go_first_and_change_with_it(tmp_path: Pat
         ([{"name": "a", "max_requests_per_minute": 0}], "max_requests_per_minute"),
         ([{"name": "a", "kv_share": 0.5}], "kv_share"),
         ([{"name": "a"}, {"name": "a"}], "twice"),
+        ([{"name": "*", "weight": 2.0}], "limits[0].name"),
         ({"a": 1}, "no list"),
     ],
 )
