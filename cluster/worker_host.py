@@ -30,6 +30,7 @@ from kv_transfer.device_choice import shared_device
 from kv_transfer.shm_transport import connect_as_configured
 from kv_transfer.transport import Connect
 from prefill_worker.worker import PrefillWorker
+from protos.service import address_of
 
 _SERVER_GRACE_S = 1.0
 _MEET_PERIOD_S = 1.0
@@ -111,7 +112,7 @@ class WorkerHost:
     async def _start(self, host: str) -> GrpcServer:
         await self._worker.start()
         server, port = await serve_either(self._worker, host, self._security)
-        self._worker.listens_at(f"{host}:{port}")
+        self._worker.listens_at(address_of(host, port))
         self._announcing = asyncio.create_task(self._herald.keep_announcing(self.announcement, self._follow))
         self._following = asyncio.create_task(self._reports.follow())
         self._meeting = asyncio.create_task(self._meet())

@@ -108,9 +108,14 @@ async def serve_worker(
     add_WorkerServicer_to_server(WorkerService(worker), server)  # type: ignore[no-untyped-call]
     if add_services is not None:
         add_services(server)
-    port = _listen(server, f"[{host}]:0" if ":" in host else f"{host}:0", security)
+    port = _listen(server, address_of(host, 0), security)
     await server.start()
     return server, port
+
+
+def address_of(host: str, port: int) -> str:
+    """As gRPC reads it: a host that is a number of IPv6 stands in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _listen(server: grpc.aio.Server, address: str, security: PeerSecurity) -> int:
