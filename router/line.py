@@ -61,6 +61,7 @@ class Line:
         self._observe = observe
         self._queue: FairQueue[_Turn] = FairQueue(MAX_PRIORITY, aging_s)
         self._num_running = 0
+        self._num_held = 0
         self._mean_held_s = 0.0
         self._service = RunningLine(_TYPICAL_COST, decay=1.0 - _SERVICE_STEP)
         self._spread = 0.0
@@ -216,8 +217,9 @@ class Line:
         """A place was held for so long. An answer that was cut short would have taken longer than that, by
         how much nobody knows.
         """
-        step = 1.0 if self._mean_held_s == 0.0 else _SERVICE_STEP
-        self._mean_held_s += step * (held_s - self._mean_held_s)
+        # the first one, which may have waited for a worker to start, weighs no more than those after it
+        self._num_held += 1
+        self._mean_held_s += max(_SERVICE_STEP, 1.0 / self._num_held) * (held_s - self._mean_held_s)
         expected_s = self._service.at(cost)
         if not is_whole and held_s <= expected_s:
             return

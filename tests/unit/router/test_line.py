@@ -324,3 +324,16 @@ async def test_a_large_request_is_thought_to_take_what_large_ones_took() -> None
     gate.line.check([100.0], 5, 1, Deadline.after(22.0, gate.clock))
     await gate.let_go("a")
     await running
+
+
+async def test_one_slow_call_at_the_start_is_soon_forgotten() -> None:
+    gate = Gate()
+    for seconds in (90.0, *[2.0] * 9):
+        async with gate.line.place(TENANT, 5, 10.0, Deadline.after(FAR, gate.clock)):
+            gate.clock.advance(seconds)
+    running = gate.send("a")
+    await settle()
+    assert gate.line.predicted_wait_s(5) < 12.0
+    gate.line.check([10.0], 5, 1, Deadline.after(40.0, gate.clock))
+    await gate.let_go("a")
+    await running
