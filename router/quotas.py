@@ -139,7 +139,9 @@ class Quotas:
         if is_promised:
             grant = self._try_take(account, cost, is_promised)
         is_expected = is_due or is_promised
-        if grant is None and await self._leases.until_free(needs, _REFILL_S, is_expected):
+        if grant is None:
+            await self._leases.until_free(needs, _REFILL_S, is_expected)
+            # whatever became of the wait: what others gave back, or other limits, may let it in by now
             grant = self._try_take(account, cost, is_expected)
         if grant is None:
             raise self._refusal(account, cost)
@@ -191,7 +193,7 @@ class Quotas:
         bookings = account.bookings
         if bookings.is_due(cost.call, now):
             bookings.postpone(cost.call)
-        wait_s, scarce = 0.0, LimitKind.REQUESTS
+        wait_s, scarce = 0.0, next(iter(account.leases))
         for kind, lease in account.leases.items():
             kind_wait_s = _wait_s(lease, cost.of(kind) + bookings.ahead(kind), now, account.mean_open_s)
             if kind_wait_s > wait_s:
