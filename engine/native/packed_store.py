@@ -3,7 +3,8 @@
 Owns where the file lies, that it is only ever seen whole, and that its bytes are those that were written: it
 is made beside its place under a file lock and renamed into it, an index written last says what it was made
 from, and each weight is compared with its digest before it is used. A worker that finds no place for it keeps
-private copies. Used at start, from any thread or process; what is mapped lives as long as its tensors.
+private copies. Where several hosts have the same folder, none removes what another one has mapped: that would
+end its process. Used at start, from any thread or process; what is mapped lives as long as its tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self
+from typing import IO, Any, BinaryIO, Protocol, Self, TypeVar
 
 import torch
 import xxhash
@@ -35,6 +36,7 @@ _WORTH_BYTES = 32 << 20  # of a checkpoint: a smaller one is packed faster than 
 _log = logging.getLogger(__name__)
 
 Make = Callable[[], PackedWeight]
+F = TypeVar("F", bound=IO[Any])
 
 
 class Store(Protocol):
@@ -87,10 +89,8 @@ class MappedStore:
             index = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
             if index["origin"] != origin:
                 return None
-            store = cls(
-                (folder / _DATA).open("rb"),
-                {name: _Entry(**entry) for name, entry in index["weights"].items()},
-            )
+            entries = {name: _Entry(**entry) for name, entry in index["weights"].items()}
+            store = cls(_in_use((folder / _DATA).open("rb")), entries)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         damaged = [name for name in store._entries if not store._is_sound(name)]
@@ -125,7 +125,7 @@ class _MakingStore:
         self._origin = origin
         self._entries: dict[str, _Entry] = {}
         self._failure: OSError | None = None
-        self._data = (folder / _DATA).open("w+b")
+        self._data = _in_use((folder / _DATA).open("w+b"))
 
     @property
     def is_shared(self) -> bool:
@@ -183,7 +183,7 @@ def open_store(checkpoint: Path, cache: Path, worth_bytes: int = _WORTH_BYTES) -
     if sum(size for _, size, *_ in origin["files"]) < worth_bytes:
         yield PrivateStore()
         return
-    place = cache / _place_name(checkpoint)
+    place = cache / _place_name(checkpoint, origin)
     found = MappedStore.open(place, origin)
     if found is not None:
         with closing(found):
@@ -191,13 +191,13 @@ def open_store(checkpoint: Path, cache: Path, worth_bytes: int = _WORTH_BYTES) -
         return
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = (cache / f".{place.name}.lock").open("w")
+        # dropped by the kernel if the process dies
+        lock = _locked((cache / f".{place.name}.lock").open("w"), fcntl.LOCK_EX)
     except OSError as error:
         _log.warning("weights are packed for this worker alone: %s cannot be written (%s)", cache, error)
         yield PrivateStore()
         return
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # dropped by the kernel if the process dies
         found = MappedStore.open(place, origin)
         if found is None:
             with _made(place, origin) as store:
@@ -229,25 +229,54 @@ def _made(place: Path, origin: dict[str, Any]) -> Iterator[Store]:
 def _keep(store: _MakingStore, making: Path, place: Path) -> None:
     try:
         store.finish()
-        shutil.rmtree(place, ignore_errors=True)  # who has it mapped keeps it
+        shutil.rmtree(place, ignore_errors=True)  # it is damaged
         making.rename(place)
-        _remove_orphans(place.parent)
+        _remove_orphans(place)
     except OSError as error:
         _log.warning("packed weights were not kept for other workers: %s", error)
 
 
-def _remove_orphans(cache: Path) -> None:
-    """Stores whose checkpoint is gone."""
-    for folder in cache.iterdir():
-        if folder.name.startswith("."):
+def _remove_orphans(kept: Path) -> None:
+    """Stores beside `kept` whose checkpoint is gone, or is the same and was another one then."""
+    checkpoint = _checkpoint_of(kept)
+    for folder in kept.parent.iterdir():
+        if folder.name.startswith(".") or folder == kept:
             continue
-        try:
-            origin = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["origin"]
-            is_orphan = not Path(origin["checkpoint"]).exists()
-        except (OSError, ValueError, KeyError, TypeError):
-            is_orphan = False
-        if is_orphan:
+        found = _checkpoint_of(folder)
+        if found is not None and (found == checkpoint or not Path(found).exists()):
+            _discard(folder)
+
+
+def _checkpoint_of(folder: Path) -> str | None:
+    try:
+        return str(json.loads((folder / _INDEX).read_text(encoding="utf-8"))["origin"]["checkpoint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _discard(folder: Path) -> None:
+    """Unless somebody has it mapped, here or on another host."""
+    try:
+        # exclusive, which network file systems grant to those only who may write
+        with _locked((folder / _DATA).open("r+b"), fcntl.LOCK_EX | fcntl.LOCK_NB):
             shutil.rmtree(folder, ignore_errors=True)
+    except OSError as error:
+        _log.info("%s is left: %s", folder, error)
+
+
+def _in_use(data: BinaryIO) -> BinaryIO:
+    """Locked against `_discard` for as long as it is open or mapped: a mapping keeps the open file."""
+    return _locked(data, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _locked(file: F, operation: int) -> F:
+    """Raises OSError, and closes it, where that cannot be had."""
+    try:
+        fcntl.flock(file, operation)
+    except OSError:
+        file.close()
+        raise
+    return file
 
 
 def _origin_of(checkpoint: Path) -> dict[str, Any]:
@@ -259,9 +288,9 @@ def _origin_of(checkpoint: Path) -> dict[str, Any]:
     return {"format": _FORMAT, "checkpoint": str(checkpoint.resolve()), "files": files}
 
 
-def _place_name(checkpoint: Path) -> str:
-    path = checkpoint.resolve()
-    return f"{path.name}-{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+def _place_name(checkpoint: Path, origin: dict[str, Any]) -> str:
+    """Another one for each origin: two hosts that share the cache may each have a checkpoint of that path."""
+    return f"{checkpoint.resolve().name}-{hashlib.sha256(json.dumps(origin).encode()).hexdigest()[:12]}"
 
 
 def _mapped(data: BinaryIO, entry: _Entry) -> PackedWeight:

@@ -171,6 +171,55 @@ def test_the_store_of_a_checkpoint_that_is_gone_is_removed(checkpoint: Checkpoin
     assert [file.name.split("-")[0] for file in (tmp_path / "cache").iterdir() if file.is_dir()] == ["other"]
 
 
+def stores(cache: Path) -> int:
+    return len(list(cache.glob("*/weights.bin")))
+
+
+def test_what_somebody_has_mapped_is_not_removed_by_a_host_that_lacks_its_checkpoint(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    made, _ = checkpoint.ask(cache)
+    found, _ = checkpoint.ask(cache)
+    (tmp_path / "model").rename(tmp_path / "on another host")
+    del made
+    Checkpoint(tmp_path / "other").ask(cache)
+    assert stores(cache) == 2
+    assert torch.equal(found[0].data, checkpoint.pack(NAMES[0]).data)
+    del found
+    Checkpoint(tmp_path / "third").ask(cache)
+    assert stores(cache) == 2, "nobody has it mapped any more"
+
+
+def test_two_checkpoints_of_one_path_do_not_take_turns_and_the_one_that_is_not_used_goes(
+    checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    before, _ = checkpoint.ask(cache)
+    checkpoint.write(5.0)
+    after, _ = checkpoint.ask(cache)
+    assert stores(cache) == 2, "the host with the old one still has it mapped"
+    num_packed = checkpoint.num_packed
+    checkpoint.ask(cache)
+    assert checkpoint.num_packed == num_packed
+    del before, after
+    checkpoint.write(6.0)
+    checkpoint.ask(cache)
+    assert stores(cache) == 1
+
+
+def test_where_files_cannot_be_locked_each_worker_has_its_own(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("engine.native.packed_store.fcntl.flock", refuse)
+    weights, store = checkpoint.ask(tmp_path / "cache")
+    checkpoint.check(weights)
+    assert not store.is_shared
+
+
 def test_a_small_checkpoint_is_not_worth_a_file(checkpoint: Checkpoint, tmp_path: Path) -> None:
     with open_store(checkpoint.folder, tmp_path / "cache") as store:
         assert not store.is_shared
