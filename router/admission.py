@@ -37,6 +37,8 @@ _PRIORITY = re.compile(rf"[0-{MAX_PRIORITY}]", re.ASCII)
 _EXPECTED_OUTPUT_TOKENS = 256
 # one more for each so many places is let run, so that none stays empty while the next prompt is read
 _READING_MEANWHILE = 8
+# so long may decode be without a worker, as when one steps in, before all that wait are let look for one
+_GAP_S = 5.0
 _CLIENT_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -57,6 +59,8 @@ class Admission:
         self._table = table
         self._clock = clock
         self._leases = leases
+        self._places = 0
+        self._places_at = -math.inf
         self._line = Line(
             config.max_queue,
             config.tenants.aging_s,
@@ -146,12 +150,17 @@ class Admission:
 
     def _capacity(self) -> int:
         """How many requests this router lets run at once: its part of what the decode workers have places
-        for, and some more.
+        for, and some more. Where there are none, no line is kept: each call hears that by itself.
         """
         # a worker that has just come and has told nothing yet adds its places in a moment
         statuses = [entry.status for entry in self._table.usable(Role.DECODE)]
         places = sum(status.max_num_seqs for status in statuses if status is not None)
-        if not places:
+        now = self._clock.now()
+        if places:
+            self._places, self._places_at = places, now
+        elif now < self._places_at + _GAP_S:
+            places = self._places
+        else:
             return self._config.max_concurrency
         places += places // _READING_MEANWHILE
         return min(self._config.max_concurrency, math.ceil(places / max(1, self._leases.num_replicas)))

@@ -100,3 +100,25 @@ async def test_the_same_prompt_of_another_tenant_is_another_call() -> None:
         tenants = [Tenant(TenantId(name), TENANT.limits, name) for name in ("a", "b", "a")]
         calls = [cost_of(admission.requests(_call(5), "c", tenant, 5)).call for tenant in tenants]
         assert calls[0] == calls[2] != calls[1]
+
+
+async def test_the_line_holds_while_the_last_decode_worker_is_replaced_and_not_for_longer() -> None:
+    worker = _d()
+    worker.status = new_status(worker.ref, max_num_seqs=1)
+    async with Fleet(worker) as fleet:
+        admission = _admission(fleet)
+        (request,) = admission.requests(_call(5), "c", TENANT, 5)
+        async with AsyncExitStack() as running:
+            await running.enter_async_context(admission.place(request, TENANT, admission.deadline(None)))
+            worker.die()
+            await settle()
+            assert not fleet.table.usable(Role.DECODE)
+            waits = asyncio.create_task(
+                running.enter_async_context(admission.place(request, TENANT, admission.deadline(None)))
+            )
+            await settle()
+            assert fleet.metrics.num_waiting == 1
+            fleet.time.advance(6.0)
+            await running.enter_async_context(admission.place(request, TENANT, admission.deadline(None)))
+            await waits
+            assert (fleet.metrics.num_running, fleet.metrics.num_waiting) == (3, 0)
