@@ -13,7 +13,14 @@ PROBLEM = "[fe80::1]:7000 refused [/it]"
 
 
 def _worker() -> dict[str, Any]:
-    pair = {"to": "d", "transport": None, "gb_per_s": None, "bytes": {}, "fallbacks": {}, "is_warm": False}
+    pair: dict[str, Any] = {
+        "to": "d",
+        "transport": None,
+        "gb_per_s": None,
+        "bytes": {},
+        "fallbacks": {},
+        "is_warm": False,
+    }
     status = {"running": 0, "max_running": 8, "waiting": 0, "waiting_tokens": 0, "kv_utilization": 0.0}
     return {
         "id": "p",
