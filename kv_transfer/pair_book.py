@@ -52,11 +52,13 @@ class PairBook(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._pairs: OrderedDict[WorkerRef, _Pair] = OrderedDict()
+        # for other threads: to go through the dictionary is to work out hashes, and meanwhile it may change
+        self._all: tuple[_Pair, ...] = ()
         registry.register(self)
 
     def statuses(self) -> tuple[PairStatus, ...]:
         """By name."""
-        pairs = [pair.status() for pair in list(self._pairs.values())]
+        pairs = [pair.status() for pair in self._all]
         return tuple(sorted(pairs, key=lambda pair: (pair.worker_id, pair.epoch)))
 
     def choose(self, ref: WorkerRef, transport: str, fallback: str) -> None:
@@ -93,6 +95,7 @@ class PairBook(Collector):
     def forget(self, ref: WorkerRef) -> None:
         """The worker is gone."""
         self._pairs.pop(ref, None)
+        self._all = tuple(self._pairs.values())
 
     def _find(self, ref: WorkerRef) -> _Pair:
         pair = self._pairs.get(ref)
@@ -100,6 +103,7 @@ class PairBook(Collector):
             pair = self._pairs[ref] = _Pair(ref)
             while len(self._pairs) > _MAX_PAIRS:
                 self._pairs.popitem(last=False)
+            self._all = tuple(self._pairs.values())
         self._pairs.move_to_end(ref)
         return pair
 
