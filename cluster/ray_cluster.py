@@ -54,6 +54,7 @@ class RayCluster:
         self._roles = cluster.roles
         self._dashboard_port = cluster.ray_dashboard_port
         self._registry: Any = None
+        self._handed_over: str | None = None
         # Ray's processes die with the thread that starts them, and break if a signal's exception comes in
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._starting: Future[None] | None = None
@@ -114,7 +115,8 @@ class RayCluster:
 
         from cluster.handed_over import declared, hand_over
 
-        application = declared(config, hand_over(config, token), APP_NAME)
+        self._handed_over = hand_over(config, token)
+        application = declared(config, self._handed_over, APP_NAME)
         client = _get_global_client()
         assert client is not None
         client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
@@ -162,6 +164,7 @@ class RayCluster:
             if ray.is_initialized():
                 self._tell_end(drain_timeout_s)
                 serve.delete(APP_NAME)
+                self._take_back()
         except Exception:  # noqa: BLE001 - logged, and the processes are ended below whatever it was
             _log.exception("Ray Serve did not stop the application; ending its processes")
         finally:
@@ -183,6 +186,14 @@ class RayCluster:
             ray.get(self._registry.end_in.remote(drain_timeout_s), timeout=_CALL_TIMEOUT_S)
         except ray.exceptions.RayError as error:
             _log.warning("the routers do not hear of the end: %s", type(error).__name__)
+
+    def _take_back(self) -> None:
+        """Nobody builds the application any more: a cluster that was joined keeps no token of ours."""
+        if self._handed_over is not None:
+            from cluster.handed_over import take_back
+
+            take_back(self._handed_over)
+            self._handed_over = None
 
     def end(self) -> None:
         """End every process of the run at once; open streams break."""
