@@ -41,6 +41,7 @@ from kv_transfer.receiver import Receiver
 from kv_transfer.transport import Connect
 
 _LONGEST_CHANGE_S = 30.0
+_LATE_S = 10.0  # how much longer than it may a drain takes, unless a step hangs
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +109,11 @@ class RoleWorker:
         self._is_stopping = True
         if self._changing is not None:
             await asyncio.wait((self._changing,), timeout=_LONGEST_CHANGE_S)
-        await self._current.drain(timeout_s)
+        try:
+            async with asyncio.timeout(timeout_s + _LATE_S):
+                await self._current.drain(timeout_s)
+        except TimeoutError:
+            _log.error("%s did not drain: its step does not end", self.ref.worker_id)
 
     async def stop(self) -> None:
         """End everything. Safe to call twice."""
@@ -153,15 +158,20 @@ class RoleWorker:
         old = self._current
         ref = dataclasses.replace(self.ref, role=order.role, epoch=new_epoch())
         new = self._build(ref)
-        self._surroundings.offer(new)  # what cannot be had here fails while the old role still runs
-        is_urgent = order.cause is RoleCause.EMPTY_POOL
-        _log.info("%s takes the role %s: %s", ref.worker_id, order.role, order.cause)
-        began_at = self._clock.now()
-        is_left = await old.leave(roles.urgent_drain_s if is_urgent else roles.drain_s)
-        left_at = self._clock.now()
-        if not is_left:
-            self._is_broken = True
-            raise WorkerError("the worker cannot leave its role", worker_id=ref.worker_id)
+        try:
+            self._surroundings.offer(new)  # what cannot be had here fails while the old role still runs
+            is_urgent = order.cause is RoleCause.EMPTY_POOL
+            _log.info("%s takes the role %s: %s", ref.worker_id, order.role, order.cause)
+            began_at = self._clock.now()
+            is_left = await old.leave(roles.urgent_drain_s if is_urgent else roles.drain_s)
+            left_at = self._clock.now()
+            if not is_left:
+                self._is_broken = True
+                raise WorkerError("the worker cannot leave its role", worker_id=ref.worker_id)
+        except BaseException:
+            # it may be tried each second: what was offered in vain must not pile up
+            await new.receiver.close()
+            raise
         if num_held := self._runner.cache.allocator.num_held:
             _log.error("%d blocks are held by nobody after %s left its role", num_held, ref.worker_id)
         self._series.rests(old.ref.role)

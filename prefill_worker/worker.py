@@ -151,8 +151,7 @@ class PrefillWorker:
         self._is_draining = self._borrower.is_draining = True
         await self._thread.call(self._announce_draining)
         if not await self._calls.wait_idle(timeout_s):
-            for call in self._calls:
-                self._abandon(call, WorkerDraining("the worker drains and its time is up"))
+            self._abandon_all(WorkerDraining("the worker drains and its time is up"))
             await self._calls.wait_idle(2 * self._config.bridge.abort_s)
 
     async def leave(self, timeout_s: float) -> bool:
@@ -163,15 +162,17 @@ class PrefillWorker:
             return True
         self._is_draining = self._borrower.is_draining = True
         if self._thread.is_alive:
-            await self._thread.call(self._announce_draining)
-            if not await self._calls.wait_idle(timeout_s):
-                for call in self._calls:
-                    self._abandon(call, WorkerDraining("the worker takes another role"))
-            await self._thread.call(partial(self._loop.borrowed.abort_all, self._clock.now()))
+            error = WorkerDraining("the worker takes another role", worker_id=self.ref.worker_id)
             # a step that hangs must not keep the process from ending
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
+                async with asyncio.timeout(timeout_s + _LEAVE_S):
+                    await self._thread.call(self._announce_draining)
+                    if not await self._calls.wait_idle(timeout_s):
+                        self._abandon_all(error)
+                    await self._thread.call(partial(self._loop.borrowed.abort_all, self._clock.now()))
                     await self._emptied.wait()
+            if not self._emptied.is_set():
+                self._abandon_all(error)
         self._has_left = True
         await asyncio.to_thread(self._thread.stop)
         self._runner.cache.allocator.on_events = None
@@ -211,9 +212,13 @@ class PrefillWorker:
         call = self._calls.open(prompt)
         num_tokens = job.request.num_prompt_tokens
         self._feed.arrived(num_tokens, len(job.samples), self._runner.layout.num_blocks(num_tokens))
+        admitted = asyncio.ensure_future(self._thread.call(partial(self._loop.admit, prompt)))
         try:
             async with asyncio.timeout(job.time_left_s):
-                await self._thread.call(partial(self._loop.admit, prompt))
+                # a step that hangs admits nobody; whoever is abandoned meanwhile goes elsewhere
+                await asyncio.wait((admitted, call.reply), return_when=asyncio.FIRST_COMPLETED)
+                if admitted.done():
+                    admitted.result()
                 result = await call.reply
         except TimeoutError:
             error = DeadlineExceeded("the deadline passed before the first token")
@@ -224,6 +229,7 @@ class PrefillWorker:
             raise
         finally:
             # refused at admission, or given up: nobody will answer any more
+            admitted.cancel()
             call.reply.cancel()
         # counted only now: tokens of a refused handoff are sampled again elsewhere
         self._metrics.observe_generated(sum(len(delta.token_ids) for delta in result.deltas))
@@ -274,6 +280,10 @@ class PrefillWorker:
         await self._thread.call(self._loop.check)
 
     # ------------------------------------------------------------ inside
+
+    def _abandon_all(self, error: ServingError) -> None:
+        for call in self._calls:
+            self._abandon(call, error)
 
     def _abandon(self, call: PrefillCall, error: ServingError) -> None:
         call.fail(error)
