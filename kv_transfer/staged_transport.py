@@ -178,16 +178,21 @@ class StagedTransport(ABC):
         return None
 
     async def _attach(self, offered: OfferedStaging, pair: Pair) -> None:
-        """Attach once for all offers that come meanwhile; not again soon after it failed."""
+        """Attach once for all offers that come meanwhile; not again soon after it failed. Where the last try
+        took all of its time, offers go the next way and do not wait for another one.
+        """
         if self._staging is not None:
             self._staging, self._fallback = None, Fallback.LOST
         obstacle = self.obstacle(offered)
         if obstacle is not None:
             self._fallback = obstacle
-        elif self._attaching is not None and not self._attaching.done():
-            await asyncio.shield(self._attaching)
-        elif asyncio.get_running_loop().time() >= self._try_again_at and not self._is_closed:
+            return
+        is_waited_for = self._fallback is not Fallback.TIMEOUT or self._wish.is_required
+        if self._attaching is None or self._attaching.done():
+            if asyncio.get_running_loop().time() < self._try_again_at or self._is_closed:
+                return
             self._attaching = asyncio.create_task(self._try_to_attach(offered, pair))
+        if is_waited_for:
             await asyncio.shield(self._attaching)
 
     async def _try_to_attach(self, offered: OfferedStaging, pair: Pair) -> None:
@@ -203,7 +208,7 @@ class StagedTransport(ABC):
             attachment = await self.attach(offered, pair, num_bytes)
         except NotAttached as error:
             self._fallback = error.reason
-            # an offer waits for each try: where it is in vain, they become rare
+            # an offer may wait for a try: where it is in vain, they become rare
             self._try_again_at = asyncio.get_running_loop().time() + self._again_s
             self._again_s = min(2 * self._again_s, max(_MAX_AGAIN_S, self._wish.attach_again_s))
             _log.warning("no %s with decode worker %s: %s", self.name, pair.decode.worker_id, error)
