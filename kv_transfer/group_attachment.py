@@ -123,7 +123,7 @@ class GroupAttachment:
         assert self._group is not None
         payload = pb.GroupPayload(number=place.offset, offset=offset, num_bytes=num_bytes)
         self._line.post(pb.GroupMessage(payload=payload))
-        self._thread.post(self._group.send, offset, num_bytes).add_done_callback(self._sent)
+        self._thread.post(self._send, offset, num_bytes).add_done_callback(self._sent)
 
     def watch(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
@@ -133,6 +133,7 @@ class GroupAttachment:
     def close(self) -> None:
         """End the stream, which ends the group at decode; this end is destroyed after the call under way."""
         self._on_end = None
+        self._is_ended = True
         self._keys.end()
         self._slots = None
         self._thread.post(self._destroy)
@@ -152,9 +153,15 @@ class GroupAttachment:
         if self._group is not None:
             self._group.close()
 
+    def _send(self, offset: int, num_bytes: int) -> None:
+        if self._group is None or self._is_ended:
+            raise OSError("the group has ended")  # each call that waits for nothing would take its full time
+        self._group.send(offset, num_bytes)
+
     def _sent(self, sending: Future[None]) -> None:
         if not sending.cancelled() and (error := sending.exception()) is not None:
-            _log.warning("a payload was not sent through group %x: %r", self.staging_id, error)
+            if not self._is_ended:
+                _log.warning("a payload was not sent through group %x: %r", self.staging_id, error)
             with suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._end)
 

@@ -48,6 +48,7 @@ class GroupReceiver:
         self._numbers: dict[int, int] = {}  # of the last payload at an offset
         self._last = 0  # the highest number that was announced
         self._announced = asyncio.Event()
+        self._has_ended = False  # read on the thread
         self.broken: asyncio.Future[None] = self._loop.create_future()
 
     @property
@@ -115,13 +116,13 @@ class GroupReceiver:
         receiving.add_done_callback(lambda done: self._call(lambda: self._arrived(entry, done)))
 
     def _receive(self, offset: int, num_bytes: int) -> None:
-        if self._group is None:
-            raise OSError("the group was not formed")
+        if self._group is None or self._has_ended:
+            raise OSError("there is no group")  # each call that waits for nothing would take its full time
         self._group.receive(offset, num_bytes)
 
     def _arrived(self, payload: _Payload, receiving: Future[None]) -> None:
         if receiving.cancelled() or (error := receiving.exception()) is not None:
-            if not receiving.cancelled():
+            if not (receiving.cancelled() or self._has_ended):
                 _log.warning("a payload did not come through its group: %r", error)
             self._break()
         elif not payload.arriving.done():
@@ -136,6 +137,7 @@ class GroupReceiver:
             self._group = forming.result()
 
     def _break(self) -> None:
+        self._has_ended = True
         if not self.broken.done():
             self.broken.set_result(None)
         for payload in self._payloads.values():
