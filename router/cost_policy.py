@@ -1,14 +1,16 @@
 """The cost policy: the way to serve a request that delays everybody least, in milliseconds.
 
 cost(remote) = pull(D', P) + queue(P) + prefill(P) + transfer(P, D) + handoff(P, D) + decode(D) + slowdown
-cost(local)  = queue(D) + prefill(D) + decode(D) + slowdown
+cost(local)  = queue(D) + prefill(D) + decode(D) + slowdown + crowding
 cost(wait)   = wait(D) + the cost of what is waited for
 
 `prefill` follows from the worker's measured steps: their fixed part, the tokens, on D the streams beside.
 `pull` is what it takes to have what a decode worker has cached sent to P first; without it more is to be
 read. `slowdown` is what others lose: streams on D by longer steps, and the requests of all workers of a host
 whose cores the reading takes. So remote reading is free for D's streams on another host, and is not on the
-same. Pure.
+same. `crowding`: where a decode worker has many more requests than the least busy one, its cached prefix
+counts for nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one;
+a prefix that saves more than the answer takes counts for the rest. Pure.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from heapq import nsmallest
 from operator import attrgetter
 from typing import TypeVar
 
+from core.ids import Role
 from core.kv_layout import KVLayout
 from core.worker_status import num_pairs
 from router.config import PlanSetting, RouterConfig
@@ -29,6 +32,10 @@ from router.speeds import Handoff, Speeds, assumed_speeds, measured_speeds
 
 # the cheapest of each role that are looked at in pairs: what a pair adds differs less than workers do
 _MAX_PAIRED = 8
+
+# requests that a worker may have beyond the least busy one's: half of the mean, so many at least
+_LEAD = 0.5
+_LEAST_LEAD = 3
 
 _by_cost = attrgetter("cost")
 
@@ -46,7 +53,7 @@ class _Node:
 @dataclass(slots=True)
 class _Reading:
     """A prompt's way to its first token on one worker; `slowdown` is what others lose by it. `pull`: what it
-    takes to get cached blocks from `source` first.
+    takes to get cached blocks from `source` first. `crowding`: what a cached prefix does not count for.
     """
 
     worker: Candidate
@@ -56,6 +63,7 @@ class _Reading:
     cost: float
     source: Candidate | None = None
     pull: float = 0.0
+    crowding: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,6 +105,8 @@ class _Option:
             terms["decode"] = decoding.decode
             slowdown += decoding.slowdown
         terms["slowdown"] = slowdown
+        if self.reading.crowding > 0.0:
+            terms["crowding"] = self.reading.crowding
         decode = None if decoding is None else decoding.worker
         prefill = None if self.reading.worker is decode else self.reading.worker
         return Decision(self.plan, prefill, decode, terms, pull_from=self.reading.source)
@@ -148,6 +158,7 @@ class _Costs:
         self._demand = demand
         self._config = config
         self._draw = draw
+        self._most_seqs = {role: _most_seqs(candidates, role) for role in Role}
         self._assumed: Speeds | None = None
         self._statuses = [worker.status for worker in candidates if worker.speeds is None]
         self._distances = Distances(config)
@@ -174,13 +185,19 @@ class _Costs:
     def local(self, decoding: _Decoding) -> _Option:
         """Read in chunks between the steps of the streams, which wait for them."""
         worker = decoding.worker
+        reading = self._local_reading(worker, worker.num_cached_tokens)
+        if self._is_leading(worker):
+            reading = _crowded(reading, self._local_reading(worker, 0), decoding.decode)
+        return _Option(self._plan(Plan.LOCAL, decoding), reading.cost + decoding.cost, reading, decoding)
+
+    def _local_reading(self, worker: Candidate, num_cached_tokens: int) -> _Reading:
         speeds, lost = self._speeds(worker), self._lost_by(worker)
         speed = speeds.beside if self._is_crowded(worker) else speeds.alone
         num_streams = worker.num_streams
         chunk = self._chunk(worker, num_streams + worker.num_ahead_tokens > 0)
         of_streams = speed.stream * num_streams + (speed.kv * worker.num_kv_tokens if num_streams else 0.0)
         step = speed.prefill + of_streams
-        num_uncached = max(1, self._demand.num_tokens - worker.num_cached_tokens)
+        num_uncached = max(1, self._demand.num_tokens - num_cached_tokens)
         queue = worker.num_ahead_tokens * (step / chunk + speed.token) + worker.num_ahead_pairs * speed.pair
         if num_streams:
             queue += (speed.decode + of_streams) / 2  # the step that runs
@@ -190,8 +207,7 @@ class _Costs:
         prefill = num_steps * step + of_prompt
         # a step with a chunk in it is longer by the chunk; the tokens of the streams come with it
         added = num_steps * max(0.0, speed.prefill - speed.decode) + of_prompt
-        reading = self._reading(worker, queue, prefill, added * (num_streams + lost))
-        return _Option(self._plan(Plan.LOCAL, decoding), reading.cost + decoding.cost, reading, decoding)
+        return self._reading(worker, queue, prefill, added * (num_streams + lost))
 
     def decoding(self, worker: Candidate) -> _Decoding:
         """The answer's steps, and what it costs those who run there already."""
@@ -256,6 +272,10 @@ class _Costs:
         plan = self._plan(Plan.REMOTE, target)
         return _Option(plan, reading.cost + target.cost + added, reading, target, handoff)
 
+    def _is_leading(self, worker: Candidate) -> bool:
+        """Whether it has many more requests than another one of its role that could take this one."""
+        return worker.num_cached_tokens > 0 and worker.num_seqs > self._most_seqs[worker.ref.role]
+
     def _plan(self, plan: Plan, decoding: _Decoding) -> Plan:
         return Plan.WAIT if decoding.wait > 0.0 and self._demand.can_wait else plan
 
@@ -303,6 +323,20 @@ class _Costs:
         if node is None:
             return 0.0
         return max(0.0, node.num_lost - self._lost(worker)) if worker.is_busy else node.num_lost
+
+
+def _most_seqs(candidates: Sequence[Candidate], role: Role) -> float:
+    """Above so many requests a worker of the role leads too far."""
+    numbers = [worker.num_seqs for worker in candidates if worker.ref.role is role]
+    if not numbers:
+        return math.inf
+    return min(numbers) + max(_LEAST_LEAD, _LEAD * sum(numbers) / len(numbers))
+
+
+def _crowded(reading: _Reading, uncached: _Reading, limit: float) -> _Reading:
+    """`reading` at the price of one without a cached prefix, but for no more than `limit` above its own."""
+    crowding = min(max(0.0, uncached.cost - reading.cost), limit)
+    return replace(reading, crowding=crowding, cost=reading.cost + crowding)
 
 
 def _is_all_cached(demand: Demand, option: _Option) -> bool:

@@ -7,7 +7,7 @@ before anybody has, the configuration. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from core.worker_status import StepCost, WorkerStatus
@@ -99,6 +99,20 @@ def measured_speeds(status: WorkerStatus | None, assumed: Speeds, config: Router
             max(beside.kv, least.kv),
             max(beside.pair, least.pair),
         ),
+    )
+
+
+def mean_speeds(speeds: Sequence[Speeds]) -> Speeds:
+    """Of several workers that should be equally fast; one at least."""
+    return Speeds(_mean_speed([each.alone for each in speeds]), _mean_speed([each.beside for each in speeds]))
+
+
+def _mean_speed(speeds: Sequence[Speed]) -> Speed:
+    return Speed(
+        *(
+            _mean([getattr(each, name) for each in speeds])
+            for name in ("decode", "stream", "prefill", "token", "kv", "pair")
+        )
     )
 
 

@@ -295,3 +295,39 @@ def test_the_holder_of_most_is_asked() -> None:
     decision = _place(_LONG, [_p("p", _BUSY)], holders)
     assert decision.pull_from is not None
     assert decision.pull_from.ref.worker_id == "most"
+
+
+_ROOMY = {"max_num_seqs": 64, "num_blocks": 4096, "num_free_blocks": 4096}
+
+
+def _prompts_of_one_beginning(num: int, load: dict[str, Any]) -> list[int]:
+    """Requests that each of three decode workers gets, sorted, if all that come stay and the first one alone
+    has what they begin with.
+    """
+    numbers = [0, 0, 0]
+    for seed in range(num):
+        decodes = [
+            _d(f"d{i}", load, num_seqs=numbers[i], num_streams=numbers[i], num_cached_tokens=480 * (i == 0))
+            for i in range(3)
+        ]
+        decision = _place(Demand(512, num_output_tokens=128), [], decodes, seed=seed)
+        assert decision.decode is not None
+        numbers[int(decision.decode.ref.worker_id[1:])] += 1
+        assert decision.cost_ms == pytest.approx(sum(decision.terms.values()))
+    return sorted(numbers)
+
+
+def test_a_popular_beginning_does_not_draw_everyone_to_the_worker_that_has_it() -> None:
+    free_streams = {**_ROOMY, "alone": StepCost(0.001, 0.0, 0.001, 0.0002)}
+    assert _prompts_of_one_beginning(3, free_streams) == [0, 0, 3]
+    least, _, most = _prompts_of_one_beginning(18, free_streams)
+    assert least >= 2
+    assert most <= 9
+
+
+def test_a_prefix_that_saves_more_than_the_answer_takes_is_not_read_again_for_balance() -> None:
+    load = {**_ROOMY, "alone": StepCost(0.001, 0.0, 0.001, 0.0002)}
+    warm = _d("warm", load, num_seqs=12, num_streams=12, num_cached_tokens=480)
+    cold = _d("cold", load)
+    assert _place(Demand(512, num_output_tokens=128), [], [warm, cold]).decode is cold
+    assert _place(Demand(512, num_output_tokens=8), [], [warm, cold]).decode is warm
