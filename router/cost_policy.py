@@ -10,7 +10,7 @@ read. `slowdown` is what others lose: streams on D by longer steps, and the requ
 whose cores the reading takes. So remote reading is free for D's streams on another host, and is not on the
 same. `crowding`: where a decode worker has many more requests than the least busy one, its cached prefix
 counts for nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one;
-a prefix that saves more than the answer takes counts for the rest. Pure.
+a prefix that saves half a second and more than the answer takes always counts. Pure.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ _MAX_PAIRED = 8
 # requests that a worker may have beyond the least busy one's: half of the mean, so many at least
 _LEAD = 0.5
 _LEAST_LEAD = 3
+# a cached prefix that saves so much time, and more than the answer takes, counts whatever the balance
+_WORTH_MS = 500.0
 
 _by_cost = attrgetter("cost")
 
@@ -187,7 +189,7 @@ class _Costs:
         worker = decoding.worker
         reading = self._local_reading(worker, worker.num_cached_tokens)
         if self._is_leading(worker):
-            reading = _crowded(reading, self._local_reading(worker, 0), decoding.decode)
+            reading = _crowded(reading, self._local_reading(worker, 0), max(decoding.decode, _WORTH_MS))
         return _Option(self._plan(Plan.LOCAL, decoding), reading.cost + decoding.cost, reading, decoding)
 
     def _local_reading(self, worker: Candidate, num_cached_tokens: int) -> _Reading:
@@ -334,8 +336,10 @@ def _most_seqs(candidates: Sequence[Candidate], role: Role) -> float:
 
 
 def _crowded(reading: _Reading, uncached: _Reading, limit: float) -> _Reading:
-    """`reading` at the price of one without a cached prefix, but for no more than `limit` above its own."""
-    crowding = min(max(0.0, uncached.cost - reading.cost), limit)
+    """`reading` at the price of one without a cached prefix, unless that saves more than `limit`."""
+    if uncached.prefill - reading.prefill > limit:
+        return reading
+    crowding = max(0.0, uncached.cost - reading.cost)
     return replace(reading, crowding=crowding, cost=reading.cost + crowding)
 
 

@@ -15,7 +15,9 @@ def test_two_hundred_streams_of_a_toy_survive_forty_kills(fleet: Fleet, report: 
     system = fleet.system(profiles.FOUR, "toy", is_local=False)
     outcome = Storm(fleet, system, "toy", Plan(200, 24, 1200, num_kills=40), seed=40).run()
     assert not outcome.lost, str(outcome.lost)
-    assert not outcome.ledger.near_ties, "toys have wide gaps"
+    # toys have wide gaps; in some hundred thousand tokens the two best logits may still be the same number
+    assert len(outcome.ledger.near_ties) <= outcome.ledger.num_tokens / 200_000, outcome.ledger.near_ties
+    assert all(tie.endswith("gap 0.000000") for tie in outcome.ledger.near_ties), outcome.ledger.near_ties
     assert outcome.num_kills == 40
     assert outcome.num_streams >= 200
     report("b", "2 + 2 workers, a toy, 24 streams at a time", outcome)

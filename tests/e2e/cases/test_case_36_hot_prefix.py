@@ -31,7 +31,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def client(fleet: Fleet) -> Client:
-    return fleet.system(profiles.MULTI, "toy").client
+    return fleet.system(profiles.MULTI).client
 
 
 def ask(client: Client, ids: list[int]) -> Served:

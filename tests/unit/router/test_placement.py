@@ -326,8 +326,8 @@ def test_a_popular_beginning_does_not_draw_everyone_to_the_worker_that_has_it() 
 
 
 def test_a_prefix_that_saves_more_than_the_answer_takes_is_not_read_again_for_balance() -> None:
-    load = {**_ROOMY, "alone": StepCost(0.001, 0.0, 0.001, 0.0002)}
+    load = {**_ROOMY, "alone": StepCost(0.001, 0.0, 0.001, 0.002)}
     warm = _d("warm", load, num_seqs=12, num_streams=12, num_cached_tokens=480)
     cold = _d("cold", load)
-    assert _place(Demand(512, num_output_tokens=128), [], [warm, cold]).decode is cold
+    assert _place(Demand(512, num_output_tokens=1200), [], [warm, cold]).decode is cold
     assert _place(Demand(512, num_output_tokens=8), [], [warm, cold]).decode is warm
