@@ -34,12 +34,15 @@ class ScalingPolicy:
     def __call__(self, contexts: Mapping[Any, Any]) -> tuple[dict[Any, int], dict[Any, dict[str, Any]]]:
         """The deployments that are to change or stay, by their id; those left out stay as they are."""
         try:
-            return self._answer(contexts), {}
+            answer = self._answer(contexts)
         except Exception:
+            # what is raised here would end all scaling in Serve's controller; a fault that lasts is told once
             if not self._has_failed:
                 logging.getLogger("ray.serve").exception("autoscaler: no decision")
             self._has_failed = True
             return {}, {}
+        self._has_failed = False
+        return answer, {}
 
     def _answer(self, contexts: Mapping[Any, Any]) -> dict[Any, int]:
         by_name = {context.deployment_name: (key, context) for key, context in contexts.items()}
