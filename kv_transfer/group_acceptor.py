@@ -100,6 +100,7 @@ class GroupAcceptor:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
         line, group_id, nonce = GroupLine(send), secrets.randbits(64), secrets.token_bytes(NONCE_BYTES)
         self._count(hello.num_bytes)
         receiver = GroupReceiver(hello.num_bytes, line, lambda: self._count(-hello.num_bytes))
@@ -111,8 +112,7 @@ class GroupAcceptor:
         finally:
             del self._receivers[group_id]
             receiver.close()
-            line.close()
-            self._serving.discard(task)
+            await line.finish()
 
     async def close(self) -> None:
         """Prefill workers see their streams end and send over gRPC."""

@@ -49,7 +49,7 @@ class GroupLine:
     def __init__(self, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._send = send
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[pb.GroupMessage] = asyncio.Queue()
+        self._queue: asyncio.Queue[pb.GroupMessage | None] = asyncio.Queue()
         self._sending = self._loop.create_task(self._drain(), name="group messages")
 
     def post(self, message: pb.GroupMessage) -> None:
@@ -63,9 +63,15 @@ class GroupLine:
     def close(self) -> None:
         self._sending.cancel()
 
+    async def finish(self) -> None:
+        """Return when what was posted is sent. A gRPC call must not end while a write is under way: its end
+        would be refused, and the other side would never hear of it.
+        """
+        self._queue.put_nowait(None)
+        await self._sending
+
     async def _drain(self) -> None:
-        while True:
-            message = await self._queue.get()
+        while (message := await self._queue.get()) is not None:
             try:
                 await self._send(message.SerializeToString())
             except Exception as error:  # noqa: BLE001 - logged; the stream's reader hears of its end
