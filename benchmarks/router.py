@@ -1,10 +1,12 @@
-"""Placement policies side by side on a real trace: hit rate, latencies, goodput, and who starves.
+"""Placement policies side by side on a real trace: goodput, hit rate, latencies, and who starves.
 
 `python -m benchmarks.router [--trace mooncake_conversation.jsonl.gz]` simulates the same workers with the
-same caches under each policy, at several multiples of the trace's rate, and prints one line each. The trace
-is a Mooncake one, whose ids of 512-token blocks say what prompts share (kvcache-ai/Mooncake,
-FAST25-release/traces, Apache-2.0); it is looked for in the folder that BATON_TRACES names, too. Its times are
-rounded to 3 s, over which requests are spread evenly.
+same caches under each policy and looks for its goodput: the highest rate at which at least 90 % of the
+requests meet both SLOs (DistServe, arXiv 2401.09670, section 2), among multiples of the trace's rate.
+Beside it the peak of rate × attainment. `--speed` runs some multiples instead. The trace is a Mooncake one,
+whose ids of 512-token blocks say what prompts share (kvcache-ai/Mooncake, FAST25-release/traces, Apache-2.0);
+it is looked for in the folder that BATON_TRACES names, too. Its times are rounded to 3 s, over which requests
+are spread evenly.
 
 The other routers' settings were tuned by `--tune` on the first part of the trace (`TUNING`); ours has its
 defaults. What is reported is from another part (`TEST`), behind requests that fill the caches and do not
@@ -20,14 +22,15 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.rivals import CacheAware, CacheAwareRouter, KvCost, KvCostRouter
+from benchmarks.highest_rate import Search, Steps
+from benchmarks.placement_policies import Policy as Policy
+from benchmarks.placement_policies import grid, policies
 from cluster.loadtest.goodput import Slo, Summary, summarize
 from cluster.loadtest.traces import TraceRecord, read_trace
-from cluster.simulator.choosing import Chooser
 from cluster.simulator.deployment import Deployment
 from cluster.simulator.simulation import Simulation, SiteReport
 from cluster.simulator.step_price import LinkPrice, StepPrice
@@ -36,12 +39,11 @@ from cluster.simulator.workload import arrivals_of
 from core.kv_layout import KVLayout
 from decode_worker.config import DecodeConfig
 from prefill_worker.config import PrefillConfig
-from router.config import PlanSetting, PolicySetting, RouterConfig
+from router.config import PlanSetting, RouterConfig
 
 TRACE = "mooncake_conversation.jsonl.gz"
 SLO = Slo(ttft_s=4.0, itl_s=0.05)
 TUNING, TEST, NUM_WARM_UP = slice(0, 1500), slice(6000, 7500), 500
-SPEEDS = (2.0, 2.5, 3.0, 3.5)
 NUM_WORKERS = 8
 
 # An 8B model in bfloat16 on one 80 GB GPU of 989 TFLOP/s and 3.35 TB/s, at half of the one and 80 % of the
@@ -61,62 +63,6 @@ IMPAIRED = (
     ),
     ("the same, and so is the load", Way(delay_s=1.0, jitter_s=1.0, loss=0.1)),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """`make` is of another router; without it, one of ours."""
-
-    name: str
-    setting: PolicySetting = PolicySetting.COST
-    make: Callable[[], Chooser] | None = None
-
-
-def kv_cost(cost: KvCost) -> Callable[[], Chooser]:
-    return lambda: KvCostRouter(cost)
-
-
-def cache_aware(settings: CacheAware) -> Callable[[], Chooser]:
-    return lambda: CacheAwareRouter(settings)
-
-
-def policies(is_aggregated: bool) -> list[Policy]:
-    """All of them, tuned for the deployment."""
-    dynamo, gateway = TUNED[is_aggregated]
-    return [
-        Policy("ours"),
-        Policy("kv cost, tuned", make=kv_cost(dynamo)),
-        Policy("kv cost, defaults", make=kv_cost(KvCost())),
-        Policy("cache_aware, tuned", make=cache_aware(gateway)),
-        Policy("cache_aware, defaults", make=cache_aware(CacheAware())),
-        Policy("prefix_affinity", PolicySetting.PREFIX_AFFINITY),
-        Policy("least_loaded", PolicySetting.LEAST_LOADED),
-        Policy("power_of_two", PolicySetting.POWER_OF_TWO),
-        Policy("round_robin", PolicySetting.ROUND_ROBIN),
-    ]
-
-
-TUNED = {
-    False: (KvCost(local_tokens=2048), CacheAware(threshold=0.3, abs_limit=8, rel_limit=1.2)),
-    True: (KvCost(is_product=True), CacheAware(threshold=0.3, abs_limit=8, rel_limit=1.2)),
-}
-
-
-def grid(is_aggregated: bool) -> Iterator[Policy]:
-    """What the other routers are tried with."""
-    if is_aggregated:
-        costs = [KvCost(scale=scale) for scale in (0.5, 1.0, 2.0, 4.0)]
-    else:
-        costs = [KvCost(local_tokens=tokens) for tokens in (0, 2048, 8192, 32768)]
-    costs += [KvCost(credit=0.75), KvCost(is_product=True), KvCost(decay=1.0), KvCost(temperature=0.05)]
-    for cost in costs:
-        yield Policy(repr(cost), make=kv_cost(cost))
-    for threshold, limit in itertools.product((0.1, 0.3, 0.6), (2, 8, 64)):
-        settings = CacheAware(threshold=threshold, abs_limit=limit, rel_limit=1.2)
-        yield Policy(repr(settings), make=cache_aware(settings))
-    if not is_aggregated:
-        settings = CacheAware(threshold=0.3, abs_limit=8, rel_limit=1.2, is_decode_cache_aware=True)
-        yield Policy(repr(settings), make=cache_aware(settings))
 
 
 def deployment(policy: Policy, is_aggregated: bool, way: Way) -> Deployment:
@@ -141,15 +87,24 @@ def deployment(policy: Policy, is_aggregated: bool, way: Way) -> Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One run. `hit_rate`: of all prompt tokens; `least_share`: the time that the least busy worker of a role
-    computed, by the mean of its role.
+    """One run. `hit_rate`: of all prompt tokens; `least_share`, `most_share`: the time that the least and the
+    most busy worker of a role computed, by the mean of its role.
     """
 
     summary: Summary
     hit_rate: float
     least_share: float
+    most_share: float
     plans: Counter[str]
     took_s: float
+
+    @property
+    def is_slo_met(self) -> bool:
+        return self.summary.is_slo_met
+
+    @property
+    def goodput_rps(self) -> float:
+        return self.summary.goodput_rps
 
     def __str__(self) -> str:
         summary = self.summary
@@ -161,7 +116,8 @@ class Line:
             f"good {summary.goodput_rps:5.2f}/s ({summary.attainment:6.1%} of {summary.offered_rps:4.1f}/s)  "
             f"hits {self.hit_rate:5.1%}  TTFT p50 {ttft.p50:6.2f} p99 {ttft.p99:6.2f} s  "
             f"ITL p50 {tpot.p50 * 1e3:4.1f} p99 {tpot.p99 * 1e3:5.1f} ms  "
-            f"least {self.least_share:4.2f}  [{plans}] {summary.num_errors} errors, {self.took_s:.0f} s"
+            f"least {self.least_share:4.2f} most {self.most_share:4.2f}  [{plans}] "
+            f"{summary.num_errors} errors, {self.took_s:.0f} s"
         )
 
 
@@ -177,22 +133,24 @@ def run(records: Sequence[TraceRecord], speed: float, policy: Policy, is_aggrega
     counted = outcome.records[NUM_WARM_UP:]
     window_s = arrivals[-1].arrival_s - arrivals[NUM_WARM_UP].arrival_s
     summary = summarize([record.result() for record in counted], SLO, window_s)
+    shares = busy_shares(outcome.sites)
     return Line(
         summary,
         sum(record.num_cached_tokens for record in counted) / sum(r.num_prompt_tokens for r in counted),
-        least_share(outcome.sites),
+        min(shares),
+        max(shares),
         Counter(record.plan for record in counted),
         time.process_time() - began,
     )
 
 
-def least_share(sites: Sequence[SiteReport]) -> float:
+def busy_shares(sites: Sequence[SiteReport]) -> list[float]:
     """Who starves: how long each worker computed, by the mean of its role."""
     shares = []
     for role in {site.role for site in sites}:
         busy = [site.busy_s for site in sites if site.role == role]
         shares += [each * len(busy) / sum(busy) if sum(busy) else 0.0 for each in busy]
-    return min(shares)
+    return shares
 
 
 def find_trace(given: Path | None) -> Path | None:
@@ -203,37 +161,77 @@ def find_trace(given: Path | None) -> Path | None:
     return None
 
 
-def main() -> int:
+def search(
+    records: Sequence[TraceRecord], policy: Policy, is_aggregated: bool, steps: Steps, has_lines: bool
+) -> Search[Line]:
+    """Looks for its goodput; prints each run, if asked to."""
+
+    def measure(speed: float) -> Line:
+        line = run(records, speed, policy, is_aggregated, Way())
+        if has_lines:
+            print(f"  x{speed:<7g} {policy.name:26} {line}", flush=True)
+        return line
+
+    found = Search(measure, steps)
+    found.go()
+    return found
+
+
+def told(policy: Policy, found: Search[Line]) -> str:
+    """The line of a policy: its goodput, and what is behind it."""
+    peak = found.peak
+    best = f"peak {found.found[peak].goodput_rps:5.2f}/s at x{peak:<5g}"
+    if found.highest is None:
+        least = min(found.found)
+        return f"{policy.name:26} goodput none  {best}  at x{least:g}: {found.found[least]}"
+    line = found.found[found.highest]
+    return (
+        f"{policy.name:26} goodput {line.summary.offered_rps:5.2f}/s at x{found.highest:<7g} {best}  {line}"
+    )
+
+
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trace", type=Path, help="a Mooncake trace; default: in the folder BATON_TRACES")
-    parser.add_argument(
-        "--speed", type=float, nargs="*", default=SPEEDS, help="multiples of the trace's rate"
-    )
+    parser.add_argument("--speed", type=float, nargs="*", help="these multiples of the trace's rate alone")
+    parser.add_argument("--from", dest="start", type=float, default=2.0, help="where the search begins")
+    parser.add_argument("--lines", action="store_true", help="each run of the search, too")
     parser.add_argument("--only", nargs="*", help="policies whose names begin so")
     parser.add_argument("--aggregated", action="store_true", help="every worker reads and decodes")
     parser.add_argument("--tune", action="store_true", help="try the grid on the tuning part")
     parser.add_argument("--impair", action="store_true", help="ours, with events lost, late and unordered")
     parser.add_argument("--tuning-part", action="store_true", help="the policies on the tuning part")
     options = parser.parse_args()
+    if options.impair and not options.speed:
+        parser.error("--impair needs --speed")
+    return options
+
+
+def main() -> int:
+    options = parse()
     path = find_trace(options.trace)
     if path is None:
         print(f"skipped: no trace. Give --trace, or set BATON_TRACES to a folder that holds {TRACE}")
         return 0
-    part = TUNING if options.tune or options.tuning_part else TEST
-    records = read_trace(path)[part]
+    records = read_trace(path)[TUNING if options.tune or options.tuning_part else TEST]
     is_aggregated = options.aggregated
     tried = list(grid(is_aggregated)) if options.tune else policies(is_aggregated)
-    ways = [("", Way()), *IMPAIRED] if options.impair else [("", Way())]
     if options.impair:
         tried = [Policy("ours")]
     if options.only:
         tried = [policy for policy in tried if any(policy.name.startswith(name) for name in options.only)]
+    if not options.speed:
+        for policy in tried:
+            found = search(records, policy, is_aggregated, Steps(start=options.start), options.lines)
+            print(told(policy, found), flush=True)
+        return 0
+    ways = [("", Way()), *IMPAIRED] if options.impair else [("", Way())]
     for speed in options.speed:
         for policy, (name, way) in itertools.product(tried, ways):
             line = run(records, speed, policy, is_aggregated, way)
-            print(f"x{speed:<4g} {name or policy.name:32} {line}", flush=True)
+            print(f"x{speed:<7g} {name or policy.name:32} {line}", flush=True)
     return 0
 
 
