@@ -64,12 +64,14 @@ class Measured:
     def after(self, load: Load) -> Measured:
         """Brought up to date by those who report."""
         decode = load.of_role(Role.DECODE)
+        # what an idle worker measured may be from quite another time
+        steps = [worker for worker in decode if worker.num_running] or decode
         fresh = Measured(
             mean(worker.prefill_tokens_per_s for worker in load.of_role(Role.PREFILL)),
             mean(worker.num_kv_tokens or None for worker in decode),
             mean(worker.max_num_seqs or None for worker in decode),
-            mean(worker.step_base_s for worker in decode),
-            mean(worker.step_stream_s for worker in decode),
+            mean(worker.step_base_s for worker in steps),
+            mean(worker.step_stream_s for worker in steps),
             None if load.router is None else load.router.itl_s,
         )
         return Measured(

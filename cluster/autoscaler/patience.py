@@ -2,7 +2,8 @@
 
 Owns when a pool may grow (the need has lasted) and when it may shrink (for long, fewer would have done with a
 margin to spare), and that a pool that had to grow again after it shrank does not shrink again for the same
-load. One per pool; an immutable value, so that decisions can be repeated. Pure; time is an argument.
+load until that is long ago. One per pool; an immutable value, so that decisions can be repeated. Pure; time
+is an argument.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _REGRET = 0.6
 _REGRET_DECAY = 0.7
 # times the patience downwards: a pool that grows later than that after it shrank has another load
 _REMEMBERED = 4.0
+# times the patience downwards since it grew: afterwards so few workers may be tried for the same load, too
+_FORGIVEN = 20.0
 _EPSILON = 1e-9
 
 
@@ -76,9 +79,16 @@ class Patience:
             return None
         peak = max(sample.need for sample in self.peaks)
         num = whole(peak * (1.0 + margin))
-        if self.regret is not None and num <= self.shrunk_to and peak >= self.regret:
+        if self._is_regretted(now, down_s, peak) and num <= self.shrunk_to:
             return self.shrunk_to + 1
         return num
+
+    def _is_regretted(self, now: float, down_s: float, peak: float) -> bool:
+        """Whether so few workers did not suffice the last time, for all that is known."""
+        if self.regret is None or peak < self.regret:
+            return False
+        # a second wave of load looks like a mistake, too: it must not keep workers for ever
+        return self.grown_at is None or now - self.grown_at <= _FORGIVEN * down_s
 
     def grown(self, now: float, down_s: float) -> Patience:
         """The pool grows. If it shrank not long ago, that was a mistake."""

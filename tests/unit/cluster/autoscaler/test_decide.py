@@ -73,6 +73,19 @@ def test_those_that_are_left_must_carry_the_load_with_a_margin() -> None:
     assert Asked().seconds(30, load_of(*fleet, router=router)).prefill.num_replicas == 2
 
 
+def test_so_few_workers_as_did_not_suffice_are_tried_again_when_that_is_long_ago() -> None:
+    asked = Asked()
+    two = load_of(worker("p1", Role.PREFILL), worker("p2", Role.PREFILL))
+    # 0.7 workers' worth, then a second wave
+    low, high = (replace(two, router=replace(COMING, tokens_per_s=rate)) for rate in (560.0, 1240.0))
+    assert asked.seconds(15, low).prefill.num_replicas == 1
+    one = replace(load_of(worker("p1", Role.PREFILL)), router=high.router)
+    assert asked.seconds(5, one).prefill.num_replicas == 2
+    kept = [asked.second(low).prefill.num_replicas for _ in range(300)]
+    # 20 times the 10 s that it waits before it shrinks
+    assert (kept[190], kept[-1], sum(kept)) == (2, 1, 300 + kept.index(1)), kept
+
+
 def test_what_is_unknown_changes_nothing_for_however_long() -> None:
     asked = Asked()
     busy = pair(COMING)

@@ -82,6 +82,13 @@ def test_a_rate_of_tokens_needs_the_same_whoever_serves_it() -> None:
     assert decode(few).num_workers == decode(many).num_workers == pytest.approx(1.5)
 
 
+def test_what_an_idle_worker_measured_once_does_not_count_beside_one_that_works() -> None:
+    slow = worker("d1", Role.DECODE, step_base_s=0.2)
+    quick = worker("d2", Role.DECODE, num_running=1)
+    assert Measured().after(load_of(slow, quick)).step_base_s == 0.02
+    assert Measured().after(load_of(slow)).step_base_s == 0.2, "nobody knows better"
+
+
 def test_what_waits_for_room_in_decode_is_decodes_need() -> None:
     waiting = replace(QUIET, num_open=90, num_waiting=40, num_waiting_tokens=8000)
     full = pair(waiting, num_running=50, num_held_tokens=9500)
