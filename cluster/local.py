@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from cluster.awake_watch import AwakeWatch
 from cluster.config import BatonConfig
 from cluster.local_registry import LocalRegistry
 from cluster.role_worker import RoleWorker, Surroundings
@@ -42,6 +43,8 @@ class LocalSystem:
         """Loads and warms up the engines. Takes seconds."""
         self._config = config
         self._directory = LoopbackDirectory()
+        self._clock = MonotonicClock()
+        self._watch = AwakeWatch(self._clock)
         loaded: dict[str, LoadedModel] = {}
         self._workers = [
             self._build(role, index, loaded)
@@ -52,7 +55,7 @@ class LocalSystem:
             for index in range(count)
         ]
         by_id = {worker.ref.worker_id: worker for worker in self._workers}
-        self._registry = LocalRegistry(config.cluster.roles, MonotonicClock(), by_id)
+        self._registry = LocalRegistry(config.cluster.roles, self._clock, by_id)
         self.app: Any = create_app(
             config.router,
             ServedModel.load(Path(config.decode_engine.model), config.router.model_name),
@@ -63,6 +66,7 @@ class LocalSystem:
 
     async def start(self) -> None:
         """Start the workers, on the running loop."""
+        self._watch.start()
         for worker in self._workers:
             await worker.start()
 
@@ -76,6 +80,7 @@ class LocalSystem:
         for worker in self._workers:
             self._directory.unregister(worker.ref.worker_id)
             await worker.stop()
+        self._watch.close()
 
     def _build(self, role: Role, index: int, loaded: dict[str, LoadedModel]) -> RoleWorker:
         engine = self._config.engine_of(role)
@@ -87,8 +92,10 @@ class LocalSystem:
         runner.warm_up()
         worker_id = WorkerId(f"{role.value}-{index}")
         ref = WorkerRef(worker_id, role, new_epoch(), f"{SCHEME}{worker_id}")
-        surroundings = Surroundings(connect=lambda wanted: self._directory.connect, changed=self._enter)
-        worker = RoleWorker(runner, self._config, ref, MonotonicClock(), surroundings)
+        surroundings = Surroundings(
+            connect=lambda wanted: self._directory.connect, changed=self._enter, awake=self._watch.awake
+        )
+        worker = RoleWorker(runner, self._config, ref, self._clock, surroundings)
         self._directory.register(worker_id, worker.receiver)
         return worker
 

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from cluster.autoscaler.news import ScalingCounts, ScalingNews
+from cluster.awake_watch import AwakeWatch
 from cluster.limit_table import LimitTable
 from cluster.registry_table import Membership, MembershipView, RegistryTable
 from cluster.role_config import RoleConfig
@@ -47,7 +48,9 @@ class Registry:
 
     def __init__(self, roles: RoleConfig | None = None) -> None:
         clock = MonotonicClock()
-        self._table = RegistryTable(clock)
+        self._watch = AwakeWatch(clock)
+        self._watch.start()
+        self._table = RegistryTable(clock, awake=self._watch.awake)
         self._roles = RoleTable(roles or RoleConfig(), clock, self._table)
         self._limits = LimitTable(clock)
         self._scaling: ScalingNews | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.awake import Awake
 from core.clock import Clock
 from core.ids import Epoch, WorkerId
 from core.worker_status import Announcement
@@ -30,10 +31,13 @@ class Membership:
 
 
 class RegistryTable:
-    """Worker → its last announcement and when it was heard."""
+    """Worker → its last announcement and when it was heard. Only silence that could have been heard counts:
+    `awake` knows when this process was stopped (None: never).
+    """
 
-    def __init__(self, clock: Clock, lapse_s: float = LAPSE_S) -> None:
+    def __init__(self, clock: Clock, lapse_s: float = LAPSE_S, awake: Awake | None = None) -> None:
         self._clock = clock
+        self._awake = awake or Awake(clock)
         self._lapse_s = lapse_s
         self._born = clock.now()
         self._heard: dict[WorkerId, tuple[Announcement, float]] = {}
@@ -66,10 +70,12 @@ class RegistryTable:
 
     def lines(self) -> tuple[Announcement, ...]:
         """The workers heard of lately, ordered by name."""
-        oldest = self._clock.now() - self._lapse_s
-        self._heard = {name: line for name, line in self._heard.items() if line[1] > oldest}
-        self._withdrawn = {name: at for name, at in self._withdrawn.items() if at > oldest}
+        self._heard = {name: line for name, line in self._heard.items() if self._is_recent(line[1])}
+        self._withdrawn = {name: at for name, at in self._withdrawn.items() if self._is_recent(at)}
         return tuple(self._heard[name][0] for name in sorted(self._heard))
+
+    def _is_recent(self, at: float) -> bool:
+        return self._awake.elapsed_s(at) < self._lapse_s
 
     def membership(self) -> Membership:
         """The table without lapsed lines."""

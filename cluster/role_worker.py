@@ -9,6 +9,7 @@ when is decided elsewhere. Lives on the IO loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from cluster.config import BatonConfig
 from cluster.role_series import RoleSeries
 from cluster.workers import AnyWorker, Lasting, build_worker, share_pool
+from core.awake import Awake
 from core.clock import Clock
 from core.errors import StaleEpoch, WorkerDraining, WorkerError
 from core.ids import Role, WorkerRef, new_epoch
@@ -54,13 +56,15 @@ async def _nothing(worker: RoleWorker) -> None:
 class Surroundings:
     """What a worker has around it. `connect` gives the way to other workers that a role needs; `offer` lets
     them use faster ones to a worker that is about to start; `changed` is awaited when a new role is served,
-    before whoever ordered it hears of it. `new_steps` makes the step threads.
+    before whoever ordered it hears of it. `new_steps` makes the step threads. `awake` knows when the process
+    was stopped (None: never).
     """
 
     connect: Callable[[Role], Connect]
     offer: Callable[[AnyWorker], None] = lambda worker: None
     changed: Callable[[RoleWorker], Awaitable[None]] = _nothing
     new_steps: NewSteps = StepThread
+    awake: Awake | None = None
 
 
 class RoleWorker:
@@ -82,7 +86,8 @@ class RoleWorker:
         self._address = ref.address
         self._cause: RoleCause | None = None
         self._series = RoleSeries(config)
-        self._lasting = Lasting(Feed(ref.epoch), self._series, surroundings.new_steps)
+        self._awake = surroundings.awake or Awake(clock)
+        self._lasting = Lasting(Feed(ref.epoch), self._series, self._awake, surroundings.new_steps)
         share_pool(runner, config)
         self._current = self._build(ref)
         self._series.begins(ref.role)
@@ -108,9 +113,11 @@ class RoleWorker:
         """Take no new work, change no role, finish what runs."""
         self._is_stopping = True
         if self._changing is not None:
-            await asyncio.wait((self._changing,), timeout=_LONGEST_CHANGE_S)
+            with contextlib.suppress(TimeoutError):
+                async with self._awake.timeout(_LONGEST_CHANGE_S):
+                    await asyncio.wait((self._changing,))
         try:
-            async with asyncio.timeout(timeout_s + _LATE_S):
+            async with self._awake.timeout(timeout_s + _LATE_S):
                 await self._current.drain(timeout_s)
         except TimeoutError:
             _log.error("%s did not drain: its step does not end", self.ref.worker_id)
@@ -126,7 +133,8 @@ class RoleWorker:
         if self._is_broken:
             return False
         if self._changing is not None and not self._changing.done():
-            return self._clock.now() < self._began_at + self._config.cluster.roles.drain_s + _LONGEST_CHANGE_S
+            longest_s = self._config.cluster.roles.drain_s + _LONGEST_CHANGE_S
+            return self._awake.elapsed_s(self._began_at) < longest_s
         return self._current.is_healthy()
 
     # ------------------------------------------------------------ the change

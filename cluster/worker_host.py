@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from cluster.autoscaler.stats import Stats
 from cluster.autoscaler.worker_reports import WorkerReports
+from cluster.awake_watch import AwakeWatch
 from cluster.config import BatonConfig
 from cluster.io_thread import IoThread
 from cluster.role_worker import RoleWorker, Surroundings
@@ -92,8 +93,10 @@ class WorkerHost:
             worker.offer_shared_memory()
             worker.offer_groups(host, security)
 
-        surroundings = Surroundings(connect, offer, self._changed)
-        self._worker = RoleWorker(runner, config, ref, MonotonicClock(), surroundings)
+        clock = MonotonicClock()
+        self._watch = AwakeWatch(clock)
+        surroundings = Surroundings(connect, offer, self._changed, awake=self._watch.awake)
+        self._worker = RoleWorker(runner, config, ref, clock, surroundings)
         self._herald = herald
         self._security = security
         self._zone = zone
@@ -102,11 +105,13 @@ class WorkerHost:
         self._reports = WorkerReports(self._worker)
         self._following: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
+        self._watch.start()
         self._io = IoThread(f"io {worker_id}")
         try:
             self._server = self._io.run(self._start(host))
         except BaseException:
             self._io.close()
+            self._watch.close()
             raise
 
     async def _start(self, host: str) -> GrpcServer:
@@ -173,6 +178,7 @@ class WorkerHost:
         """
         await self._io.run_from_loop(self._stop(drain_timeout_s))
         self._io.close()
+        self._watch.close()
 
     async def _stop(self, drain_timeout_s: float) -> None:
         for task in filter(None, (self._announcing, self._following, self._meeting)):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cluster.config import BatonConfig
 from cluster.role_series import RoleSeries
+from core.awake import Awake
 from core.clock import Clock
 from core.ids import Role, TenantId, WorkerRef
 from decode_worker.worker import DecodeWorker
@@ -44,12 +45,13 @@ def share_pool(runner: ModelRunner, config: BatonConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Lasting:
-    """What a worker of one role leaves to the next one of the same process: feed, counters, and how it makes
-    its step thread.
+    """What a worker of one role leaves to the next one of the same process: feed, counters, when the process
+    was stopped, and how it makes its step thread.
     """
 
     feed: Feed
     series: RoleSeries
+    awake: Awake
     new_steps: NewSteps = StepThread
 
 
@@ -57,10 +59,10 @@ def build_worker(
     runner: ModelRunner, config: BatonConfig, ref: WorkerRef, clock: Clock, connect: Connect, lasting: Lasting
 ) -> AnyWorker:
     """The worker of `ref.role` around the engine; starting it is the caller's."""
-    feed, series, steps = lasting.feed, lasting.series, lasting.new_steps
+    feed, series, steps, awake = lasting.feed, lasting.series, lasting.new_steps, lasting.awake
     if ref.role is Role.PREFILL:
-        return PrefillWorker(runner, config.prefill, ref, clock, connect, steps, feed, series.prefill)
-    return DecodeWorker(runner, config.decode, ref, clock, steps, connect, feed, series.decode)
+        return PrefillWorker(runner, config.prefill, ref, clock, connect, steps, feed, series.prefill, awake)
+    return DecodeWorker(runner, config.decode, ref, clock, steps, connect, feed, series.decode, awake)
 
 
 def _shares(tenants: TenantsConfig) -> KVShares:

@@ -17,6 +17,7 @@ from functools import partial
 
 from prometheus_client import generate_latest
 
+from core.awake import Awake
 from core.clock import Clock, Deadline
 from core.errors import InvalidRequest, WorkerDraining, WorkerLost, WrongRole
 from core.handoff import HandoffTicket
@@ -75,6 +76,7 @@ class DecodeWorker:
         connect: Connect | None = None,
         feed: Feed | None = None,
         series: DecodeSeries | None = None,
+        awake: Awake | None = None,
     ) -> None:
         series = series or DecodeSeries(config.model)
         self.ref = ref
@@ -82,6 +84,7 @@ class DecodeWorker:
         self._runner = runner
         self._config = config
         self._clock = clock
+        self._awake = awake or Awake(clock)
         self._io_loop: asyncio.AbstractEventLoop | None = None
         self._status_at = float("-inf")
         self._was_busy = False
@@ -158,7 +161,7 @@ class DecodeWorker:
         if self._thread.is_alive:
             # a step that hangs must not keep the process from ending
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s + _STOP_S):
+                async with self._awake.timeout(timeout_s + _STOP_S):
                     await self.drain(timeout_s)
                     if self._lender is not None:
                         self._ending = asyncio.create_task(self._lender.close())
@@ -169,7 +172,7 @@ class DecodeWorker:
         self._streams.end_all(WorkerDraining("the worker has stopped", worker_id=self.ref.worker_id))
         self._runner.cache.allocator.on_events = None
         self._feed.close()
-        return is_empty
+        return is_empty and not self._thread.is_alive
 
     async def stop(self) -> None:
         """End everything; whoever still listens gets WorkerDraining. Safe to call twice."""
@@ -179,8 +182,8 @@ class DecodeWorker:
         await self.receiver.close()
 
     def is_healthy(self) -> bool:
-        """The step thread lives, and if there is work it gets on with it."""
-        return self._thread.is_alive and self._clock.now() < self._loop.progress_at + self._config.stall_s
+        """The step thread lives, and if there is work it gets on with it while the process runs."""
+        return self._thread.is_alive and self._awake.elapsed_s(self._loop.progress_at) < self._config.stall_s
 
     # ------------------------------------------------------------ the surface
 

@@ -20,6 +20,8 @@ from core.errors import WorkerLost
 T = TypeVar("T")
 _Command = Callable[[], None]
 
+_JOIN_S = 0.5
+
 _log = logging.getLogger(__name__)
 
 
@@ -53,10 +55,16 @@ class StepThread:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Finish the step that runs, run what is queued, end. Safe to call twice; from any other thread."""
+        """Finish the step that runs, run what is queued, end. Safe to call twice; from any other thread.
+
+        Returns after `timeout_s` if it has not ended: see `is_alive`.
+        """
         self._commands.put(self._set_stopping)
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        left_s = timeout_s
+        while self._thread.is_alive() and left_s > 0:
+            # in slices: one that passed while the process was stopped gave the thread no time
+            self._thread.join(min(left_s, _JOIN_S))
+            left_s -= _JOIN_S
 
     @property
     def is_alive(self) -> bool:

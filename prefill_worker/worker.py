@@ -16,6 +16,7 @@ from functools import partial
 
 from prometheus_client import generate_latest
 
+from core.awake import Awake
 from core.clock import Clock
 from core.errors import Cancelled, DeadlineExceeded, ServingError, WorkerDraining, WorkerLost, WrongRole
 from core.ids import WorkerRef
@@ -73,6 +74,7 @@ class PrefillWorker:
         new_steps: NewSteps = StepThread,
         feed: Feed | None = None,
         series: PrefillSeries | None = None,
+        awake: Awake | None = None,
     ) -> None:
         series = series or PrefillSeries(config.model)
         self.ref = ref
@@ -80,6 +82,7 @@ class PrefillWorker:
         self._runner = runner
         self._config = config
         self._clock = clock
+        self._awake = awake or Awake(clock)
         self._is_draining = False
         self._status_at = float("-inf")
         self._was_busy = False
@@ -165,7 +168,7 @@ class PrefillWorker:
             error = WorkerDraining("the worker takes another role", worker_id=self.ref.worker_id)
             # a step that hangs must not keep the process from ending
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s + _LEAVE_S):
+                async with self._awake.timeout(timeout_s + _LEAVE_S):
                     await self._thread.call(self._announce_draining)
                     if not await self._calls.wait_idle(timeout_s):
                         self._abandon_all(error)
@@ -177,7 +180,7 @@ class PrefillWorker:
         await asyncio.to_thread(self._thread.stop)
         self._runner.cache.allocator.on_events = None
         self._feed.close()
-        return self._emptied.is_set()
+        return self._emptied.is_set() and not self._thread.is_alive
 
     async def stop(self) -> None:
         """End everything; whoever still waits gets WorkerDraining. Safe to call twice."""
@@ -187,8 +190,8 @@ class PrefillWorker:
         await self.receiver.close()
 
     def is_healthy(self) -> bool:
-        """The step thread lives, and if there is work it gets on with it."""
-        return self._thread.is_alive and self._clock.now() < self._loop.progress_at + self._config.stall_s
+        """The step thread lives, and if there is work it gets on with it while the process runs."""
+        return self._thread.is_alive and self._awake.elapsed_s(self._loop.progress_at) < self._config.stall_s
 
     @property
     def num_calls(self) -> int:

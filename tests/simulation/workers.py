@@ -15,6 +15,7 @@ from cluster.config import BatonConfig, ClusterConfig
 from cluster.role_config import RoleConfig
 from cluster.role_worker import RoleWorker, Surroundings
 from cluster.workers import AnyWorker
+from core.awake import PERIOD_S, Awake
 from core.clock import Clock
 from core.errors import StaleEpoch, WorkerLost
 from core.handoff import HandoffTicket, TicketState
@@ -125,12 +126,22 @@ class SiteMaker:
             budget = chance.choice((16, 64))
             decode = replace(decode, token_budget=budget, prefill_chunk=chance.choice((4, 16)))
         config = BatonConfig(prefill=prefill, decode=decode, cluster=ClusterConfig(roles=ROLES))
-        surroundings = Surroundings(connect=lambda wanted: connect, new_steps=new_steps)
+        awake = Awake(self._clock)
+        process.spawn(_watch(process, awake))
+        surroundings = Surroundings(connect=lambda wanted: connect, new_steps=new_steps, awake=awake)
         worker = RoleWorker(runner, config, ref, self._clock, surroundings)
         await worker.start()
         site = Site(worker, process)
         self._directory.register(site)
         return site
+
+
+async def _watch(process: Process, awake: Awake) -> None:
+    """The process's look at itself, which comes late if it is stopped."""
+    while True:
+        awake.look()
+        await asyncio.sleep(PERIOD_S)
+        await process.while_stopped()
 
 
 class SimWorker:

@@ -17,6 +17,7 @@ from core.clock import Deadline
 from core.errors import ServingError
 from core.ids import Role, WorkerRef
 from core.jobs import GenerateEvent
+from core.telemetry import KV_LEAK_DIFFERENCE
 from core.worker_status import Announcement
 from decode_worker.worker import DecodeWorker
 from router.config import RouterConfig
@@ -233,6 +234,8 @@ class World:
                 process.stop()
                 await asyncio.sleep(trouble.lasts_s)
                 process.go_on()
+                if not process.is_dead and not victim.either.is_healthy():
+                    self.report.broken.append(f"{process.name} is not healthy since it was stopped")
                 network.notice()
             case TroubleKind.CUT_ROUTER:
                 await self._cut(self._router, process, trouble.lasts_s)
@@ -252,12 +255,9 @@ class World:
                 network.weather = before
 
     async def _take(self, site: Site, role: Role) -> None:
-        """Have it take that role. One that cannot leave its own is replaced, as an unhealthy worker is."""
-        if await self._roles.take(site, role) or site.process.is_dead:
-            return
-        site.process.kill()
-        self._network.notice()
-        await self._start(site.ref.worker_id, site.ref.role, f"{site.ref.worker_id}:{self._num_epochs}")
+        """Have it take that role. None that runs has a reason not to leave its own."""
+        if not await self._roles.take(site, role) and not site.process.is_dead:
+            self.report.broken.append(f"{site.process.name} could not leave its role")
 
     def _living(self) -> list[Site]:
         return [site for site in self._sites if not site.process.is_dead]
@@ -287,10 +287,17 @@ class World:
             if site.process.is_dead:
                 continue
             name, worker = site.process.name, site.worker
+            if not site.either.is_healthy():
+                self.report.broken.append(f"{name} is not healthy, though nothing hinders it any more")
             try:
                 await worker.check()
-            except AssertionError as error:
+            except (AssertionError, ServingError) as error:
                 self.report.broken.append(f"{name}: {error}")
+            leak = worker.registry.get_sample_value(
+                KV_LEAK_DIFFERENCE, {"role": site.ref.role.value, "model": worker._config.model}
+            )
+            if leak != 0:
+                self.report.broken.append(f"{name} has a leak of {leak} blocks")
             status = worker._loop.status()
             held = status.num_held_blocks + status.num_quarantined_blocks
             if held:

@@ -99,3 +99,19 @@ async def test_a_prefill_worker_whose_step_hangs_gives_its_role_up_in_time_and_i
         assert not worker.is_healthy(), "it is to be replaced"
         await worker.stop()
     gate.set()
+
+
+async def test_a_role_whose_step_thread_does_not_end_is_not_followed_by_another_on_the_same_pool(
+    loaded: LoadedModel, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = a_prefill_worker(loaded, checkpoint)
+    await worker.start()
+    thread = worker.current._thread
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "stop", lambda: None)
+        order = RoleOrder(worker.ref, Role.DECODE, RoleCause.OPERATOR)
+        assert isinstance(await refusal(worker.change_role(order)), WorkerError)
+    assert worker.ref.role is Role.PREFILL
+    assert not worker.is_healthy(), "it is to be replaced"
+    thread.stop()
+    await worker.stop()

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.registry_table import LAPSE_S, Membership, MembershipView, RegistryTable
+from core.awake import PERIOD_S, Awake
 from core.ids import Epoch, Role, WorkerId, WorkerRef
 from core.kv_layout import KVLayout
 from core.worker_status import Announcement
@@ -45,6 +46,20 @@ def test_a_silent_worker_lapses_and_an_announcing_one_stays(table: RegistryTable
     table.announce(line("a"))
     clock.time += 0.2
     assert names(table.membership()) == ["a"]
+
+
+def test_nobody_lapses_for_a_silence_in_which_the_registry_itself_was_stopped(clock: HandClock) -> None:
+    awake = Awake(clock)
+    table = RegistryTable(clock, awake=awake)
+    awake.look()
+    table.announce(line("a"))
+    clock.time += 60.0
+    assert names(table.membership()) == ["a"]
+    awake.look()
+    for _ in range(8):
+        clock.time += PERIOD_S
+        awake.look()
+    assert names(table.membership()) == [], "it had the time to announce itself"
 
 
 def test_a_new_incarnation_replaces_the_old_one(table: RegistryTable) -> None:

@@ -138,3 +138,23 @@ def test_commands_run_while_the_next_step_waits_for_others() -> None:
     assert thread.submit(lambda: work.steps).result(5) == 1
     thread.stop()
     assert not thread.is_alive
+
+
+def test_the_wait_for_its_end_is_in_slices_so_that_a_stopped_process_loses_one_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, waits = threading.Event(), list[float]()
+    thread = StepThread("test-stop", lambda: False, on_tick=lambda: None, idle_tick_s=0.01)
+    thread.start()
+
+    def hold() -> None:
+        assert gate.wait(30)
+
+    thread.post(hold)
+    join = thread._thread.join
+    monkeypatch.setattr(thread._thread, "join", waits.append)
+    thread.stop(1.25)
+    assert waits == [0.5, 0.5, 0.25]
+    assert thread.is_alive, "it has not ended, and says so"
+    gate.set()
+    join()
