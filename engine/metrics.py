@@ -157,12 +157,16 @@ class EngineMetrics:
 
     def observe_step(self, seconds: float, num_prefill_tokens: int) -> None:
         """A step took `seconds` and computed `num_prefill_tokens` tokens of prompts, 0 if it only decoded."""
-        self._steps.observe(seconds)
+        self.observe_duration(seconds)
         self._step_count = self._step_count * _DECAY + 1.0
         self._step_seconds = self._step_seconds * _DECAY + seconds
         if num_prefill_tokens:
             self._step_tokens = self._step_tokens * _DECAY + num_prefill_tokens
             self._prefill_seconds = self._prefill_seconds * _DECAY + seconds
+
+    def observe_duration(self, seconds: float) -> None:
+        """One more step in the histogram."""
+        self._steps.observe(seconds)
 
     @property
     def prefill_tokens_per_s(self) -> float:

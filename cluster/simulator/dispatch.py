@@ -7,6 +7,7 @@ Placement, reservations and setbacks are the real ones. One thread.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 from cluster.simulator.choosing import Chooser, SitePlacer, SiteSearch
 from cluster.simulator.decode_site import DecodeSite
@@ -45,14 +46,25 @@ class Dispatch:
         self.placer = SitePlacer(config, fleet, events, chance, chooser, self._freed)
         self.prefills: dict[WorkerId, PrefillSite] = {}
         self.decodes: dict[WorkerId, DecodeSite] = {}
-        self.num_open = 0
+        self._open: dict[int, Run] = {}
         self._held: dict[Run, None] = {}
         self._is_asking = False
 
     def serve(self, request: Request, record: Record, timeout_s: float) -> None:
         """A request comes in now."""
-        self.num_open += 1
-        Run(self, request, record, self.events.now() + timeout_s).place()
+        deadline_at = self.events.now() + timeout_s
+        run = self._open[record.number] = Run(self, request, record, deadline_at)
+        self.events.at(deadline_at, self._deadline, record.number)
+        run.place()
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return len(self._open)
+
+    def close(self, number: int) -> None:
+        """The request of that number has ended. Nothing keeps its prompt until its deadline."""
+        del self._open[number]
 
     def hold(self, run: Run) -> None:
         """Ask it again when a request leaves its workers."""
@@ -60,6 +72,11 @@ class Dispatch:
 
     def let_go(self, run: Run) -> None:
         self._held.pop(run, None)
+
+    def _deadline(self, number: int) -> None:
+        run = self._open.get(number)
+        if run is not None:
+            run.give_up()
 
     def _freed(self) -> None:
         if self._held and not self._is_asking:
@@ -89,7 +106,6 @@ class Run:
         self._asked_at = 0.0
         self._is_read = False
         self._is_over = False
-        router.events.at(deadline_at, self._deadline)
 
     # ------------------------------------------------------------ placing
 
@@ -100,7 +116,9 @@ class Run:
         router, now = self._router, self._events.now()
         if self._search is None:
             num_emitted = len(self.token_times)
-            tokens = (*self._request.prompt_token_ids, *[EOS] * num_emitted)
+            tokens: Sequence[int] = self._request.prompt_token_ids
+            if num_emitted:
+                tokens = (*tokens, *[EOS] * num_emitted)
             demand = router.placer.demand(self._request, num_emitted, 1)
             self._search = router.placer.seek(self._request, tokens, demand)
         chosen = self._search.choose(self._setbacks, now)
@@ -241,9 +259,8 @@ class Run:
         if self._router.chooser is not None:
             self._router.chooser.ended(self._record.number)
 
-    def _deadline(self) -> None:
-        if self._is_over:
-            return
+    def give_up(self) -> None:
+        """The deadline has come."""
         chosen, late = self._chosen, self._router.message_s
         error = DeadlineExceeded("the deadline passed before the answer was complete")
         if chosen is not None and chosen.prefill is not None and self._ticket_id is not None:
@@ -258,6 +275,6 @@ class Run:
         self._is_over = True
         self._record.ended_s = self._events.now()
         self._record.error = "" if error is None else error.code
-        self._router.num_open -= 1
+        self._router.close(self._record.number)
         self._router.let_go(self)
         self._leave()

@@ -30,3 +30,6 @@ class QuietMetrics(EngineMetrics):
 
     def observe_slots(self, num_held: int, num_computed: int, now: float) -> None:
         """Not exported."""
+
+    def observe_duration(self, seconds: float) -> None:
+        """Not exported."""
