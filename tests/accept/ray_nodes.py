@@ -20,7 +20,11 @@ from typing import Any
 
 import psutil
 import pytest
-from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID, FAKE_HEAD_NODE_TYPE
+from ray.autoscaler._private.fake_multi_node.node_provider import (
+    FAKE_HEAD_NODE_ID,
+    FAKE_HEAD_NODE_TYPE,
+    FakeMultiNodeProvider,
+)
 
 from cluster.ports import free_ports
 from cluster.ray_environment import IngressPorts, serve_environment
@@ -169,9 +173,12 @@ def _elastic(address: str, max_nodes: int) -> dict[str, Any]:
     return {
         "cluster_name": "elastic",
         "provider": {
-            "type": "fake_multinode",
+            # by its module: under its own name Ray looks for defaults in a file that its wheel lacks
+            "type": "external",
+            "module": f"{FakeMultiNodeProvider.__module__}.{FakeMultiNodeProvider.__name__}",
             "gcs_address": address,
             "launch_multiple": True,
+            "disable_node_updaters": True,  # by ssh, that is
             "head_node_id": FAKE_HEAD_NODE_ID,
         },
         "max_workers": max_nodes,

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from core import telemetry
 from core.ids import Role
 from tests.accept.ray_nodes import RayNodes
 from tests.e2e import scaling
+from tests.e2e.client import Client
 from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
-from tests.e2e.harness import BATON, System
+from tests.e2e.harness import BATON, Profile, System
 from tests.e2e.scaling import ask, asking, replayed, replicas, wait_replicas
 from tests.e2e.scrape import rise, scrape, wait_until
 
@@ -42,35 +44,51 @@ def test_load_up_adds_replicas_and_load_away_drains_them_without_losing_a_stream
     for _ in range(2):
         nodes.add(num_cpus=2)
     log = tmp_path / "decisions.jsonl"
-    # gentle: the host has to start replicas meanwhile
-    profile = scaling.profile(
-        "nodes",
-        log,
-        fleet.models.toy(),
-        autoscaling__target_utilization=0.1,
-        autoscaling__idle_delay_s=600.0,
-        autoscaling__can_flip=False,
-        decode__max_num_seqs=16,
-    )
-    with nodes.service(profile, tmp_path) as system:
+    with nodes.service(waves("nodes", log, fleet.models.toy()), tmp_path) as system:
         client = system.client
         # a long stream goes on through all of it
         with asking(client, 1, lambda number: ask(number, 50, 600)) as long_ones:
             for turn in range(2):
-                with asking(client, 3, lambda number: ask(100 + number, 1500, 200), 0.2) as many:
+                with wave(client):
                     took = wait_replicas(client, 300.0, prefill=2, decode=2)
                     report("nodes", f"load up, turn {turn + 1}: four replicas", f"{took:.1f} s")
-                many.check(200)
                 took = wait_replicas(client, 200.0, prefill=1, decode=1)
                 report("nodes", f"load away, turn {turn + 1}: two replicas", f"{took:.1f} s")
         long_ones.check(600)
         report("nodes", "streams that ran meanwhile, all whole", len(long_ones.answers))
         assert not scrape(client).value(telemetry.KV_LEAK_DIFFERENCE)
+        assert not scaling.controller_errors(nodes.processes())
     events = replayed(log)
     for role in Role:
         # up and down twice: the three changes of load between them turn it, and nothing else
         assert scaling.num_reversals(events, role) <= 3, scaling.changes(events, role)
     report("nodes", "decisions that replay to the same", len(events))
+
+
+def waves(name: str, log: Path, model: Path) -> Profile:
+    """A service whose pools two kinds of clients grow, and one stream alone does not."""
+    return scaling.profile(
+        name,
+        log,
+        model,
+        # of 64 places and of a worker's rate: few clients are much, so that the host can start replicas, too
+        autoscaling__target_utilization=0.1,
+        autoscaling__idle_delay_s=600.0,
+        autoscaling__can_flip=False,
+        decode__max_num_seqs=64,
+    )
+
+
+@contextmanager
+def wave(client: Client) -> Iterator[None]:
+    """Prompts to read, and ten streams at a time where six count as one worker's; each ends whole."""
+    with (
+        asking(client, 2, lambda number: ask(100 + number, 1500, 2), 0.2) as prompts,
+        asking(client, 10, lambda number: ask(50_000 + number, 50, 400)) as streams,
+    ):
+        yield
+    prompts.check(2)
+    streams.check(400)
 
 
 def test_kv_that_fills_grows_decode_before_the_first_preemption(
@@ -179,37 +197,33 @@ def test_a_node_that_is_to_go_away_loses_no_stream(
         report("drain", "streams meanwhile, all whole", len(work.answers))
 
 
-@pytest.mark.skip(
-    "Ray 2.60's wheel lacks the defaults of its fake node provider (example.yaml) for autoscaler v2, and "
-    "v1 knows nodes by address, which those of one host share"
-)
 def test_rays_autoscaler_starts_nodes_for_replicas_and_ends_them_when_they_are_empty(
     fleet: Fleet, tmp_path: Path, report: Report
 ) -> None:
+    log = tmp_path / "decisions.jsonl"
     nodes = RayNodes(tmp_path, max_nodes=4)
     try:
-        profile = scaling.profile(
-            "elastic",
-            tmp_path / "decisions.jsonl",
-            fleet.models.toy(),
-            autoscaling__target_utilization=0.1,
-            autoscaling__startup_s=15.0,
-            autoscaling__idle_delay_s=600.0,
-            autoscaling__can_flip=False,
-            decode__max_num_seqs=16,
-        )
-        with nodes.service(profile, tmp_path) as system:
+        assert nodes.num_raylets() == 1, "the head alone, which has no room"
+        with nodes.service(waves("elastic", log, fleet.models.toy()), tmp_path) as system:
             client = system.client
             assert nodes.num_raylets() == 3, "the head, and one node for each replica"
-            with asking(client, 3, lambda number: ask(number, 1500, 200), 0.2) as work:
-                took = wait_replicas(client, 300.0, prefill=2, decode=2)
-                report("elastic", "load up: four replicas", f"{took:.1f} s")
-                assert nodes.num_raylets() == 5
-            work.check(200)
-            start = time.monotonic()
-            wait_replicas(client, 200.0, prefill=1, decode=1)
-            wait_until(lambda: "" if nodes.num_raylets() == 3 else "nodes are left", 120.0, 0.5)
-            report("elastic", "load away: their nodes are gone", f"{time.monotonic() - start:.1f} s")
-            assert client.stream_completion(**ask(1, 100, 5)).num_tokens == 5
+            with asking(client, 1, lambda number: ask(number, 50, 600)) as long_ones:
+                with wave(client):
+                    took = wait_replicas(client, 300.0, prefill=2, decode=2)
+                    report("elastic", "load up: four replicas", f"{took:.1f} s")
+                    assert nodes.num_raylets() == 5
+                    assert [len(nodes.workers(role)) for role in Role] == [2, 2], "a node each"
+                start = time.monotonic()
+                wait_replicas(client, 200.0, prefill=1, decode=1)
+                wait_until(lambda: "" if nodes.num_raylets() == 3 else "nodes are left", 120.0, 0.5)
+                report("elastic", "load away: their nodes are gone", f"{time.monotonic() - start:.1f} s")
+            long_ones.check(600)
+            report("elastic", "streams that ran meanwhile, all whole", len(long_ones.answers))
+            assert not scrape(client).value(telemetry.KV_LEAK_DIFFERENCE)
+        wait_until(lambda: "" if nodes.num_raylets() == 1 else "nodes without a service", 120.0, 0.5)
     finally:
         nodes.stop()
+    events = replayed(log)
+    for role in Role:
+        assert scaling.num_reversals(events, role) <= 1, scaling.changes(events, role)
+    report("elastic", "decisions that replay to the same", len(events))

@@ -7,13 +7,14 @@ they are told to stop. Used from the test's thread; each client has a thread of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.autoscaler.decision_log import DecisionEvent
@@ -21,7 +22,7 @@ from cluster.autoscaler.replay import replay_file
 from core.ids import Role
 from tests.e2e.answers import Answer
 from tests.e2e.client import COMPLETIONS, Client
-from tests.e2e.harness import Profile, System
+from tests.e2e.harness import Profile
 from tests.e2e.scrape import wait_until
 
 WANTED = "baton_autoscaling_wanted_replicas"
@@ -147,11 +148,11 @@ def replayed(log: Path) -> tuple[DecisionEvent, ...]:
     return result.events
 
 
-def controller_errors(system: System) -> list[str]:
+def controller_errors(processes: Sequence[psutil.Process]) -> list[str]:
     """What the autoscaler complained about, in the log of Serve's controller."""
     (run,) = {
         Path(process.environ()["RAY_SERVE_HAPROXY_CONFIG_FILE_LOC"]).parents[1]
-        for process in system.processes()
+        for process in processes
         if "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC" in process.environ()
         and "ServeController" in " ".join(process.cmdline())
     }

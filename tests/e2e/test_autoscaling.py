@@ -63,4 +63,4 @@ def test_a_queue_grows_prefill_alone_nothing_is_zero_and_a_request_wakes_it(
     for role in Role:
         # up for the load, down without it, up for the request
         assert scaling.num_reversals(events, role) <= 2, scaling.changes(events, role)
-    assert not scaling.controller_errors(system)
+    assert not scaling.controller_errors(system.processes())
