@@ -16,7 +16,8 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-_GRACE_S = 1.5
+# so long after it is due a call may come and find what was kept for it
+_GRACE_S = 3.0
 _TRUST_STEP = 0.3
 _EARLY_S = 0.05
 _MIN_TRUST = 0.1
@@ -91,9 +92,8 @@ class Bookings(Generic[K]):
 
     def claim(self, call: int) -> None:
         """It came, and was let in."""
-        self._close(self._by_call[call][0])
+        self._came(call)
         self._num_claimed += 1
-        self.trust += _TRUST_STEP * (1.0 - self.trust)
 
     def book(self, call: int, costs: Mapping[K, int], due_at: float, sizes: Mapping[K, int]) -> bool:
         """It was refused, and told to come at `due_at`, which is not before any earlier booking's. Of each
@@ -114,7 +114,11 @@ class Bookings(Generic[K]):
 
     def postpone(self, call: int) -> None:
         """It came, and there was no room after all: its booking ends, a new one may follow."""
+        self._came(call)
+
+    def _came(self, call: int) -> None:
         self._close(self._by_call[call][0])
+        self.trust += _TRUST_STEP * (1.0 - self.trust)
 
     def _expire(self, now: float) -> None:
         while self._by_due and (not self._by_due[0].is_open or self._by_due[0].due_at + _GRACE_S < now):

@@ -18,7 +18,8 @@ from router.limits import PromisedCall
 # bookings are told to the others before those that were refused come back
 _TOLD_AHEAD_S = 2.0
 _MAX_TOLD = 2000
-_EARLY_S = 0.05
+# what is told of another's bookings is up to two rounds old, so they seem due that much later than they are
+_EARLY_S = 0.6
 
 PLACE = ""
 """The scope of places in the line; no tenant's name is empty."""

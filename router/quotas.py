@@ -21,13 +21,14 @@ from router.limits import LimitKind, LimitName
 from router.tenants import Tenant
 from router.tenants_config import TenantLimits
 
-# how long a call waits for tokens that are free with another router
+# how long a call waits for tokens that are free with another router, and one that was told to come by now
 _REFILL_S = 0.8
+_EXPECTED_REFILL_S = 1.5
 _OPEN_STEP = 0.2
 # clients that were told to come back do so up to so much later
 _LATE_S = 1.5
-# clocks of two routers need not agree to the moment about when a call is due
-_ON_ITS_WAY_S = 0.3
+# another router may think a call due so much sooner (see `promises`)
+_ON_ITS_WAY_S = 0.6
 # the others' tokens mostly come back sooner, when a request ends
 _KNOWN_RETURNS = frozenset({LimitKind.REQUESTS, LimitKind.PROMPT_TOKENS})
 _WORDS = {
@@ -130,17 +131,14 @@ class Quotas:
         if not account.leases:
             return Grant()
         self.check(tenant, cost)
-        is_due = account.bookings.is_due(cost.call, self._clock.now())
-        grant = self._try_take(account, cost, is_due)
-        if grant is not None:
-            return grant
         needs = {lease: cost.of(kind) for kind, lease in account.leases.items()}
-        is_promised = not is_due and self._leases.try_claim(tenant.tenant_id, cost.call, needs)
-        if is_promised:
-            grant = self._try_take(account, cost, is_promised)
-        is_expected = is_due or is_promised
+        is_due = account.bookings.is_due(cost.call, self._clock.now())
+        # also where there is room for a newcomer: the other router is to know that it did come
+        is_expected = is_due or self._leases.try_claim(tenant.tenant_id, cost.call, needs)
+        grant = self._try_take(account, cost, is_expected)
         if grant is None:
-            await self._leases.until_free(needs, _REFILL_S, is_expected)
+            patience_s = _EXPECTED_REFILL_S if is_expected else _REFILL_S
+            await self._leases.until_free(needs, patience_s, is_expected)
             # whatever became of the wait: what others gave back, or other limits, may let it in by now
             grant = self._try_take(account, cost, is_expected)
         if grant is None:
@@ -213,8 +211,10 @@ class Quotas:
 
 def _wait_s(lease: Lease, amount: int, now: float, mean_open_s: float) -> float:
     """Until so much is free here, if this router holds any. What comes back when requests end does so evenly
-    in the time that a request is open.
+    in the time that a request is open. What is free elsewhere comes with one of the next rounds.
     """
+    if lease.num_elsewhere >= amount:
+        return 0.0
     if math.isfinite(lease.bucket.period_s):
         wait_s = lease.bucket.wait_s(amount, now, _LATE_S)
         return wait_s if math.isfinite(wait_s) else lease.bucket.period_s

@@ -24,11 +24,11 @@ def test_clients_that_never_come_soon_cost_the_others_nothing() -> None:
     for call in range(10):
         bookings.book(call, {"x": 1}, 10.0, SIZES)
     assert bookings.num_kept("x") == 10
-    assert bookings.kept("x", 12.0) == []
+    assert bookings.kept("x", 13.5) == []
     for call in range(10, 20):
         bookings.book(call, {"x": 1}, 20.0, SIZES)
     assert bookings.num_kept("x") == 0
-    assert bookings.kept("x", 12.5) == []
+    assert bookings.kept("x", 14.0) == []
 
 
 def test_equal_calls_are_told_apart_by_number() -> None:
