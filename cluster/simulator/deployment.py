@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cluster.simulator.front import FrontPrice
+from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from cluster.simulator.teller import Way
 from core.kv_layout import KVLayout
@@ -16,7 +18,8 @@ from router.config import RouterConfig
 class Deployment:
     """`num_prefill` 0 is aggregated serving: each worker reads and decodes. `num_blocks` and `price` are of
     each worker; `timeout_s` the deadline of a request. `is_leaping`: decode steps that only
-    repeat the last one are taken at once; the events are the same.
+    repeat the last one are taken at once; the events are the same. `sharing`: all workers are on one host and
+    share its cores; None: each has its own. `front`: what the router takes.
     """
 
     layout: KVLayout
@@ -32,6 +35,8 @@ class Deployment:
     router: RouterConfig = field(default_factory=lambda: RouterConfig(pull_timeout_s=0.0))
     way: Way = field(default_factory=Way)
     is_leaping: bool = True
+    sharing: Sharing | None = None
+    front: FrontPrice = field(default_factory=FrontPrice)
 
     def __post_init__(self) -> None:
         if self.router.pull_timeout_s:

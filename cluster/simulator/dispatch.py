@@ -13,6 +13,7 @@ from cluster.simulator.choosing import Chooser, SitePlacer, SiteSearch
 from cluster.simulator.decode_site import DecodeSite
 from cluster.simulator.events import Events
 from cluster.simulator.fleet import Fleet
+from cluster.simulator.front import Front, FrontPrice
 from cluster.simulator.prefill_site import PrefillSite
 from cluster.simulator.record import Record
 from cluster.simulator.site_runner import EOS
@@ -37,6 +38,7 @@ class Dispatch:
         chance: random.Random,
         message_s: float,
         chooser: Chooser | None = None,
+        front: FrontPrice | None = None,
     ) -> None:
         self.config = config
         self.fleet = fleet
@@ -49,13 +51,18 @@ class Dispatch:
         self._open: dict[int, Run] = {}
         self._held: dict[Run, None] = {}
         self._is_asking = False
+        self._front = Front(front or FrontPrice())
 
     def serve(self, request: Request, record: Record, timeout_s: float) -> None:
         """A request comes in now."""
         deadline_at = self.events.now() + timeout_s
         run = self._open[record.number] = Run(self, request, record, deadline_at)
         self.events.at(deadline_at, self._deadline, record.number)
-        run.place()
+        ready_at = self._front.ready_at(self.events.now(), request.num_prompt_tokens)
+        if ready_at > self.events.now():
+            self.events.at(ready_at, run.place)
+        else:
+            run.place()
 
     @property
     def num_open(self) -> int:

@@ -6,11 +6,13 @@ reading and writing the file.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import orjson
 
+from cluster.simulator.front import FrontPrice
+from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from core.config import from_mapping
 from core.errors import InvalidConfig
@@ -20,7 +22,7 @@ from core.kv_layout import KVLayout
 @dataclass(frozen=True, slots=True)
 class Profile:
     """`typical_error`: by how much measured steps differ from their price, median of the ratios; 0 if
-    nothing was measured.
+    nothing was measured. `sharing`: of workers on one host; None: not known. `front`: of a router.
     """
 
     layout: KVLayout
@@ -29,6 +31,8 @@ class Profile:
     price: StepPrice
     link: LinkPrice
     typical_error: float = 0.0
+    sharing: Sharing | None = None
+    front: FrontPrice = field(default_factory=FrontPrice)
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "max_context"):

@@ -19,6 +19,7 @@ from cluster.simulator.fleet import Fleet
 from cluster.simulator.handoff import Receiving
 from cluster.simulator.prefill_site import PrefillSite
 from cluster.simulator.record import Record
+from cluster.simulator.sharing import Host
 from cluster.simulator.site_runner import SiteRunner
 from cluster.simulator.teller import Teller
 from cluster.simulator.workload import Arrival
@@ -61,10 +62,17 @@ class Simulation:
         self._deployment = deployment
         self._chance = random.Random(seed)
         self._last_s = 0.0
+        self._host = Host(deployment.sharing) if deployment.sharing is not None else None
         message_s = deployment.link.latency_s
         self.fleet = Fleet(deployment.router, self.events, message_s)
         self.router = Dispatch(
-            deployment.router, self.fleet, self.events, random.Random(seed + 1), message_s, chooser
+            deployment.router,
+            self.fleet,
+            self.events,
+            random.Random(seed + 1),
+            message_s,
+            chooser,
+            deployment.front,
         )
         for number in range(deployment.num_decode):
             self._add_decode(number)
@@ -133,7 +141,8 @@ class Simulation:
         deployment = self._deployment
         site = DecodeSite(
             *(ref, runner, clock, deployment.decode, self.events, teller, deployment.link),
-            is_leaping=deployment.is_leaping,
+            # a step that would repeat the last one may still take longer, if another worker has begun
+            is_leaping=deployment.is_leaping and self._host is None,
         )
         self.router.decodes[ref.worker_id] = site
         self._enter(ref, teller)
@@ -141,7 +150,12 @@ class Simulation:
     def _parts(self, ref: WorkerRef) -> tuple[SiteRunner, SiteClock, Teller]:
         deployment, clock = self._deployment, SiteClock()
         runner = SiteRunner(
-            deployment.layout, deployment.num_blocks, deployment.max_context, deployment.price, clock
+            deployment.layout,
+            deployment.num_blocks,
+            deployment.max_context,
+            deployment.price,
+            clock,
+            self._host,
         )
         chance = random.Random(self._chance.random())
         return runner, clock, Teller(ref, self.events, deployment.way, chance, self.fleet.hear)
@@ -154,7 +168,7 @@ class Simulation:
             layout=deployment.layout,
             max_context=deployment.max_context,
             pid=0,
-            node=ref.worker_id,
+            node=ref.worker_id if self._host is None else "host",
             home_pool=ref.role.value,
             num_blocks=deployment.num_blocks,
         )

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 
 from cluster.simulator.events import SiteClock
+from cluster.simulator.sharing import Host
 from cluster.simulator.step_price import StepPrice, features_of
 from core.kv_layout import KVLayout
 from core.worker_status import BlockEvent
@@ -65,8 +66,6 @@ class SiteRunner:
     """
 
     is_overlapped = False
-    num_shared_cores = 0
-    was_beside = False
 
     def __init__(
         self,
@@ -75,7 +74,9 @@ class SiteRunner:
         max_context: int,
         price: StepPrice,
         clock: SiteClock,
+        host: Host | None = None,
     ) -> None:
+        """`host`: whose cores are shared with other workers; None: this one has cores of its own."""
         self.layout = layout
         self.max_context = max_context
         self.model_config = SiteModel()
@@ -84,7 +85,10 @@ class SiteRunner:
         self.busy_s = 0.0
         self.price = price
         self.last_plan: StepPlan | None = None
+        self.num_shared_cores = 0 if host is None else host.num_cores
+        self.was_beside = False
         self._clock = clock
+        self._host = host
 
     def listen(self, on_events: Callable[[tuple[BlockEvent, ...]], None]) -> None:
         """Who hears which blocks there are."""
@@ -93,6 +97,9 @@ class SiteRunner:
     def run(self, plan: StepPlan) -> StepOutput:
         """The step, from beginning to end."""
         seconds = self.price.seconds(features_of(plan))
+        if self._host is not None:
+            self.was_beside = self._host.is_beside(self, self._clock.at)
+            seconds = self._host.seconds(self, self._clock.at, plan, seconds)
         self._clock.at += seconds
         self.last_plan = plan
         self.note_steps(1, seconds)
