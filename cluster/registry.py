@@ -18,6 +18,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from cluster.autoscaler.news import ScalingCounts, ScalingNews
 from cluster.awake_watch import AwakeWatch
+from cluster.drain_table import DrainOrder, DrainTable
 from cluster.limit_table import LimitTable
 from cluster.registry_table import Membership, MembershipView, RegistryTable
 from cluster.role_config import RoleConfig
@@ -41,7 +42,8 @@ _log = logging.getLogger(__name__)
 
 
 class Registry:
-    """Actor shell around RegistryTable, RoleTable and LimitTable; its methods run one after the other.
+    """Actor shell around the tables of workers, roles, drains and limits; its methods run one after the
+    other.
 
     A refusal is returned, not raised: Ray would wrap it.
     """
@@ -52,13 +54,15 @@ class Registry:
         self._watch.start()
         self._table = RegistryTable(clock, awake=self._watch.awake)
         self._roles = RoleTable(roles or RoleConfig(), clock, self._table)
+        self._drains = DrainTable(clock, self._table)
         self._limits = LimitTable(clock)
         self._scaling: ScalingNews | None = None
         self._scaling_counts = ScalingCounts()
 
-    def announce(self, announcement: Announcement) -> RoleOrder | None:
+    def announce(self, announcement: Announcement) -> RoleOrder | DrainOrder | None:
         self._table.announce(announcement)
-        return self._roles.heard(announcement)
+        role_order = self._roles.heard(announcement)
+        return self._drains.heard(announcement) or role_order
 
     def fill_role(self, role: Role, unusable: Sequence[WorkerRef]) -> RoleOrder | None:
         return self._roles.fill(role, unusable)
@@ -68,6 +72,14 @@ class Registry:
     ) -> RoleOrder | ServingError | None:
         try:
             return self._roles.order(worker_id, role, cause, is_forced)
+        except ServingError as error:
+            return error
+
+    def order_drain(
+        self, worker_id: WorkerId, within_s: float | None, is_forced: bool = False
+    ) -> DrainOrder | ServingError:
+        try:
+            return self._drains.order(worker_id, within_s, is_forced)
         except ServingError as error:
             return error
 
@@ -207,6 +219,24 @@ class RegistryRoles:
         return answer
 
 
+class RegistryDrains:
+    """A router's way to have a worker drained, which hears of it with its next announcement."""
+
+    def __init__(self, client: RegistryClient) -> None:
+        self._client = client
+
+    async def drain(self, worker_id: WorkerId, within_s: float | None, is_forced: bool) -> Epoch:
+        """See DrainTable.order. Raises UnknownWorker, LastOfRole, or ConnectionError while the registry is
+        away.
+        """
+        answer: DrainOrder | ServingError = await self._client.call(
+            "order_drain", worker_id, within_s, is_forced
+        )
+        if isinstance(answer, ServingError):
+            raise answer
+        return answer.process_epoch
+
+
 class RegistryHerald:
     """A worker's side: announces it and withdraws it. A registry that is away is tried again or left to
     forget.
@@ -216,15 +246,15 @@ class RegistryHerald:
         self._client = client
         self._view = MembershipView()
 
-    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+    async def announce(self, announcement: Announcement) -> RoleOrder | DrainOrder | None:
         """Once, now; what the worker is to do. Raises ConnectionError."""
-        order: RoleOrder | None = await self._client.call("announce", announcement)
+        order: RoleOrder | DrainOrder | None = await self._client.call("announce", announcement)
         return order
 
     async def keep_announcing(
         self,
         announcement: Callable[[], Announcement],
-        follow: Callable[[RoleOrder], None] = lambda order: None,
+        follow: Callable[[RoleOrder | DrainOrder], None] = lambda order: None,
     ) -> None:
         """Announce at once and then every second, until cancelled; `follow` hears each order."""
         has_warned = False

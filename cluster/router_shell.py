@@ -18,7 +18,7 @@ from cluster.autoscaler.router_side import RouterScaling
 from cluster.autoscaler.stats import Stats
 from cluster.config import BatonConfig
 from cluster.logs import configure_logging
-from cluster.registry import RegistryClient, RegistryLimitOwner, RegistryMembership
+from cluster.registry import RegistryClient, RegistryDrains, RegistryLimitOwner, RegistryMembership
 from cluster.role_desk import ClusterRoleDesk
 from cluster.security import peer_security
 from core.clock import MonotonicClock
@@ -53,6 +53,7 @@ class RouterShell:
             self._connect,
             limit_owner=RegistryLimitOwner(RegistryClient()),
             roles=ClusterRoleDesk(RegistryClient(), self._security),
+            drains=RegistryDrains(RegistryClient()),
             num_routers=self._config.cluster.num_routers,
             asleep=tuple if scaling is None else scaling.asleep,
         )

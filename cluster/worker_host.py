@@ -16,6 +16,7 @@ from cluster.autoscaler.stats import Stats
 from cluster.autoscaler.worker_reports import WorkerReports
 from cluster.awake_watch import AwakeWatch
 from cluster.config import BatonConfig
+from cluster.drain_table import DrainOrder
 from cluster.io_thread import IoThread
 from cluster.role_worker import RoleWorker, Surroundings
 from cluster.workers import AnyWorker, load_runner
@@ -47,12 +48,12 @@ class Herald(Protocol):
     """Makes a worker known to the routers."""
 
     async def keep_announcing(
-        self, announcement: Callable[[], Announcement], follow: Callable[[RoleOrder], None]
+        self, announcement: Callable[[], Announcement], follow: Callable[[RoleOrder | DrainOrder], None]
     ) -> None:
         """Announce until cancelled. `follow` hears what the worker is to do."""
         ...
 
-    async def announce(self, announcement: Announcement) -> RoleOrder | None:
+    async def announce(self, announcement: Announcement) -> RoleOrder | DrainOrder | None:
         """Once more, now. Raises ConnectionError."""
         ...
 
@@ -105,6 +106,9 @@ class WorkerHost:
         self._reports = WorkerReports(self._worker)
         self._following: asyncio.Task[None] | None = None
         self._meeting: asyncio.Task[None] | None = None
+        self._drain_timeout_s = config.cluster.drain_timeout_s
+        self._taking_down: asyncio.Task[None] | None = None
+        self._is_retired = False
         self._watch.start()
         self._io = IoThread(f"io {worker_id}")
         try:
@@ -132,9 +136,15 @@ class WorkerHost:
     def ref(self) -> WorkerRef:
         return self._worker.ref
 
-    def _follow(self, order: RoleOrder) -> None:
+    def _follow(self, order: RoleOrder | DrainOrder) -> None:
         """What the registry wants; it says so again until it is done."""
-        self._spawn(self._worker.change_role(order))
+        if isinstance(order, RoleOrder):
+            self._spawn(self._worker.change_role(order))
+            return
+        within_s = self._drain_timeout_s if order.within_s is None else order.within_s
+        _log.info("%s drains within %.0f s, then another one takes its place", order.worker_id, within_s)
+        self._is_retired = True
+        self._spawn(self._stop(within_s))
 
     async def _changed(self, worker: RoleWorker) -> None:
         """The routers are to know at once."""
@@ -158,7 +168,11 @@ class WorkerHost:
         return self._reports.stats()
 
     def check_health(self) -> None:
-        """Raises WorkerError when the worker does not get on with its work, or nobody will hear of it."""
+        """Raises WorkerError when the worker does not get on with its work, or nobody will hear of it, and
+        once it is drained: so Serve starts another one.
+        """
+        if self._is_retired and self._taking_down is not None:
+            raise WorkerError(f"worker {self.ref.worker_id} was drained and is to be replaced")
         if self._announcing is not None and self._announcing.done() and not self._announcing.cancelled():
             raise WorkerError(f"worker {self.ref.worker_id} does not announce itself any more")
         if not self._worker.is_healthy():
@@ -181,9 +195,18 @@ class WorkerHost:
         self._watch.close()
 
     async def _stop(self, drain_timeout_s: float) -> None:
-        for task in filter(None, (self._announcing, self._following, self._meeting)):
+        """A second call may shorten the drain, and waits for the first to take the worker down."""
+        for task in filter(None, (self._announcing, self._meeting)):
             task.cancel()
         await self._herald.withdraw(self.announcement())
-        await self._worker.drain(drain_timeout_s)
+        if self._taking_down is None:
+            await self._worker.drain(drain_timeout_s)
+        if self._taking_down is None:
+            self._taking_down = asyncio.create_task(self._take_down(), name="take down")
+        await asyncio.shield(self._taking_down)
+
+    async def _take_down(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
         await self._server.stop(_SERVER_GRACE_S)
         await self._worker.stop()

@@ -32,6 +32,7 @@ from router.completion_schema import CompletionBody
 from router.completion_wire import CompletionWire
 from router.config import RouterConfig
 from router.debug_route import DebugRoute
+from router.drain_route import DrainDesk, DrainRoute
 from router.endpoint import Endpoint, Rooms
 from router.exposition import WorkerExpositions, merge
 from router.http_errors import error_body, error_headers
@@ -59,6 +60,7 @@ def create_app(
     *,
     limit_owner: LimitOwner | None = None,
     roles: RoleDesk | None = None,
+    drains: DrainDesk | None = None,
     num_routers: int = 1,
     asleep: Callable[[], Collection[Role]] = tuple,
     clock: Clock | None = None,
@@ -71,7 +73,8 @@ def create_app(
     Calling `app.state.close()` on the event loop ends open requests with a typed error: the service stops.
     `asleep`: roles without a worker that wake for the next request, so that the service is ready.
     `limit_owner` hands out the tenants' limits to the `num_routers` routers (None: this one has them all);
-    `roles` decides who changes its role (None: nobody does). `clock`, `chance` and `sleep` are for tests.
+    `roles` decides who changes its role, `drains` who is drained and replaced (None: nobody is). `clock`,
+    `chance` and `sleep` are for tests.
     """
     clock = clock or MonotonicClock()
     metrics = RouterMetrics()
@@ -128,6 +131,7 @@ def create_app(
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/debug/route", DebugRoute(rooms, read_completion, read_chat).answer, methods=["POST"]),
             Route("/admin/role", RoleRoute(table, roles, tenants).answer, methods=["POST"]),
+            Route("/admin/drain", DrainRoute(table, drains, tenants, clock).answer, methods=["POST"]),
             Route("/v1/models", pages.models),
             Route("/v1/models/{model_id:path}", pages.model),
             Route("/health", pages.health),

@@ -46,7 +46,7 @@ def test_pages_of_others_and_names_that_may_have_been_bent_are_not(headers: dict
 async def test_a_page_of_another_site_gets_nowhere() -> None:
     async with serving(ScriptedWorker(Role.DECODE, "d")) as api:
         foreign = {"sec-fetch-site": "cross-site", "content-type": "text/plain"}
-        for path in ("/admin/role", "/debug/route"):
+        for path in ("/admin/role", "/admin/drain", "/debug/route"):
             assert (await api.post(path, foreign, worker="d", role="prefill")).status_code == 403
         assert (await api.http.get("/dashboard/state", headers={"host": "evil.example"})).status_code == 403
         assert (await api.http.get("/dashboard/state")).status_code == 200
