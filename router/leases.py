@@ -23,6 +23,8 @@ MINUTE_S = 60.0
 _AHEAD = 16
 # and nothing ahead of a use that did not come for so long
 _IDLE_S = 10.0
+# a replica that has not left what was claimed of it after so long does not have it any more
+_OWED_S = 5.0
 # rounds follow each other at least so far apart, however many wait
 _MIN_PERIOD_S = 0.02
 # after so long without an owner its grants are not waited for
@@ -34,7 +36,8 @@ _log = logging.getLogger(__name__)
 class Lease:
     """One limit as this replica has it. `size`: the whole limit. `num_elsewhere`: free tokens that others
     had at the last round; `num_asked`: what those that wait here need, all together; `num_promised`: what is
-    kept for calls that were told to come back here; `num_owed`: what others kept for calls that came here.
+    kept for calls that were told to come back here; `num_owed`: what others kept for calls that came here;
+    `num_owing`: what was kept here for calls that went to others, and had not come back yet when they did.
     """
 
     def __init__(self, name: LimitName, size: int) -> None:
@@ -45,6 +48,8 @@ class Lease:
         self.num_asked = 0
         self.num_promised = 0
         self.num_owed = 0
+        self.num_owing = 0
+        self._owed_until = -math.inf
         self.used_at = -math.inf
 
     @property
@@ -57,6 +62,8 @@ class Lease:
 
     def holding(self, now: float) -> Holding:
         """What to report. What is asked for beyond the free tokens is wanted, else what keeps `ahead`."""
+        if now > self._owed_until:
+            self.num_owed = 0
         free, room = self.bucket.num_free(now), self.size - self.bucket.held
         asked = max(0, min(max(0, self.num_asked - free) + self.num_owed, room))
         wanted = max(asked, min(self._target(now) - free, room))
@@ -75,6 +82,7 @@ class Lease:
 
     def return_surplus(self, now: float) -> None:
         """Leave what is not needed ahead to the others; told to the owner with the next report."""
+        self.num_owing -= self.bucket.remove(self.num_owing, now)
         target = max(self.num_asked, self.num_promised, 2 * self._target(now))
         self._leave(max(self.bucket.num_free(now) - target, self.bucket.held - self.size), now)
 
@@ -88,8 +96,13 @@ class Lease:
         return self.ahead if now - self.used_at < _IDLE_S else 0
 
     def hand_over(self, amount: int, now: float) -> None:
-        """Leave tokens that another replica waits for by name."""
-        self.bucket.remove(amount, now)
+        """Leave tokens that another replica waits for by name, those that are not back yet once they are."""
+        self.num_owing += amount - self.bucket.remove(amount, now)
+
+    def claim(self, amount: int, now: float) -> None:
+        """Another replica is to leave so much to this one."""
+        self.num_owed += amount
+        self._owed_until = now + _OWED_S
 
     def take_part(self, num_replicas: int, now: float) -> None:
         """Hold an equal part, as far as what is out allows it."""
@@ -98,7 +111,7 @@ class Lease:
             self.bucket.add(part - self.bucket.held)
         else:
             self.bucket.remove(self.bucket.held - part, now)
-        self.num_elsewhere = self.num_owed = 0
+        self.num_elsewhere = self.num_owed = self.num_owing = 0
 
 
 class Leases:
@@ -137,7 +150,7 @@ class Leases:
         is_promised = self.promises.try_claim(scope, call)
         if is_promised:
             for lease, amount in needs.items():
-                lease.num_owed += amount
+                lease.claim(amount, self._clock.now())
             self._wanted.set()
         return is_promised
 
