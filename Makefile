@@ -20,9 +20,12 @@ PORT ?=
 MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
+# processes for the suites that touch no clock, no port and no Ray
+JOBS ?= 2
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
 PYTEST := $(PY) -m pytest $(PYTEST_ARGS)
+PARALLEL := -n $(JOBS) --dist worksteal
 PACKAGES := core protos engine kv_transfer prefill_worker decode_worker router cluster
 
 export RAY_USAGE_STATS_ENABLED := 0
@@ -95,10 +98,10 @@ type: $(STAMP)
 
 unit: $(STAMP)
 	@echo "== unit tests"
-	@$(PYTEST) tests/unit --timeout=30
+	@$(PYTEST) tests/unit --timeout=60 $(PARALLEL)
 
 kernels: $(STAMP)
-	@if [ -d tests/kernels ]; then echo "== kernel tests"; $(PYTEST) tests/kernels --timeout=120; fi
+	@if [ -d tests/kernels ]; then echo "== kernel tests"; $(PYTEST) tests/kernels --timeout=120 $(PARALLEL); fi
 
 integration: $(STAMP)
 	@echo "== integration tests"
@@ -106,7 +109,8 @@ integration: $(STAMP)
 
 faults: $(STAMP)
 	@echo "== fault tests"
-	@$(PYTEST) tests/faults --timeout=180
+	@$(PYTEST) tests/faults/simulated --timeout=180 $(PARALLEL)
+	@$(PYTEST) tests/faults --ignore=tests/faults/simulated --timeout=180
 
 e2e: $(STAMP) $(CLIENT_STAMP)
 	@echo "== end-to-end tests"

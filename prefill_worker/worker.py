@@ -18,7 +18,15 @@ from prometheus_client import generate_latest
 
 from core.awake import Awake
 from core.clock import Clock
-from core.errors import Cancelled, DeadlineExceeded, ServingError, WorkerDraining, WorkerLost, WrongRole
+from core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    ServingError,
+    TransferTimeout,
+    WorkerDraining,
+    WorkerLost,
+    WrongRole,
+)
 from core.ids import WorkerRef
 from core.jobs import (
     BlockPage,
@@ -227,6 +235,11 @@ class PrefillWorker:
             error = DeadlineExceeded("the deadline passed before the first token")
             self._abandon(call, error)
             raise error from None
+        except TransferTimeout:
+            if self._clock.now() < prompt.deadline_at:
+                raise
+            # the hand-over saw the same deadline a moment earlier; decode is not to blame for it
+            raise DeadlineExceeded("the deadline passed before the first token") from None
         except asyncio.CancelledError:
             self._abandon(call, Cancelled("the caller went away"))
             raise

@@ -47,6 +47,9 @@ fi
 declare -A module=([correctness]=benchmarks.gpu.correctness [kernels]=benchmarks.kernels
     [model]=benchmarks.gpu.model [handoff]=benchmarks.gpu.handoff)
 declare -A limit=([correctness]=100 [kernels]=80 [model]=70 [handoff]=30)
+if [[ -n "$toy" ]]; then # the interpreter on a CPU, which others may use, too
+    for step in "${!limit[@]}"; do limit[$step]=$((4 * limit[$step])); done
+fi
 statuses=()
 for step in $steps; do
     [[ -n "${module[$step]:-}" ]] || { echo "no step is called $step" >&2; exit 2; }

@@ -20,11 +20,12 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=400,
         check=False,
     )
 
 
+@pytest.mark.timeout(420)
 def test_a_dry_run_decodes_prefills_hands_over_and_ends_well(tmp_path: Path) -> None:
     done = run("--dry-run", "--steps", "model handoff", "--out", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,8 +6,6 @@ import ctypes
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -93,27 +91,6 @@ def test_a_worker_that_leaves_or_is_collected_gives_its_part_back(tmp_path: Path
     with one.step(READING) as num_threads:
         assert num_threads == 6
     assert len(list((tmp_path / "c").iterdir())) == 1
-
-
-def test_a_worker_killed_in_the_middle_of_a_step_is_cleared_away(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    code = (
-        "import pathlib, sys, time\n"
-        "from engine.cores import CoreShare\nfrom engine.step_costs import StepWork\n"
-        "share = CoreShare(2, pathlib.Path(sys.argv[1]))\n"
-        "with share.step(StepWork(1, 0)):\n    print('in', flush=True); time.sleep(60)"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE)
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"in\n"
-        share = CoreShare(2, folder)
-        assert parts(share) == [1]
-    finally:
-        child.kill()
-        child.communicate()
-    assert parts(share) == [2]
-    assert len(list(folder.iterdir())) == 1
 
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:

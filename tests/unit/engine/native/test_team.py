@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 import torch
 
 from engine.cores import Division
@@ -54,6 +55,7 @@ def test_a_caller_takes_its_helpers_with_it_when_it_ends(ops: NativeOps) -> None
     assert len(os.listdir("/proc/self/task")) < before + 20
 
 
+@pytest.mark.timeout(120)
 def test_a_forked_child_computes_alone() -> None:
     code = """
 import os, sys, torch
@@ -67,7 +69,7 @@ if child == 0:
     os._exit(0 if torch.equal(ops.linear(x, weight), wanted) else 7)  # torch's own pool survives no fork
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=100, check=False).returncode == 0
 
 
 def _division(*words: ctypes.c_uint64, num_cores: int = 2) -> Division:
