@@ -1,6 +1,6 @@
 """Case 56: the server's TTFT and ITL through preemption and with answers of one token: each counts once.
 
-What the load test says of a server, of refusals and of streams that are cut is in `tests/e2e/test_loadtest.py` and
+What the load test says of a server, of refusals and of streams that are cut: `tests/e2e/test_loadtest.py` and
 `tests/integration/cluster/loadtest`.
 """
 
