@@ -26,6 +26,7 @@ from cluster.simulator.teller import Way
 from cluster.simulator.workload import Arrival, arrivals_of
 
 _SPREAD_S = 3.0
+NUM_TOLD = 40
 
 
 def copies(records: Sequence[TraceRecord], num_requests: int) -> list[TraceRecord]:
@@ -46,6 +47,11 @@ def arrivals_at(records: Sequence[TraceRecord], rate: float) -> list[Arrival]:
     start, end = found[0].arrival_s, found[-1].arrival_s
     speed = rate / (len(found) / (end - start))
     return [replace(item, arrival_s=(item.arrival_s - start) / speed) for item in found]
+
+
+def tell(index: int, began: float) -> None:
+    """How far it has come."""
+    print(f"{index} requests: {time.process_time() - began:.0f} s of processor", flush=True)
 
 
 def main() -> int:
@@ -72,9 +78,12 @@ def main() -> int:
     )
     # what is there stays; garbage in cycles is rare, and looking for it among millions of objects is not free
     gc.freeze()
-    gc.set_threshold(200_000, 20, 100)
+    gc.set_threshold(100_000, 20, 20)
+    simulation = Simulation(workers)
     began = time.process_time()
-    outcome = Simulation(workers).play(arrivals)
+    for index in range(0, len(arrivals), max(1, len(arrivals) // NUM_TOLD))[1:]:
+        simulation.events.at(arrivals[index].arrival_s, tell, index, began)
+    outcome = simulation.play(arrivals)
     took_s = time.process_time() - began
     summary = summarize([record.result() for record in outcome.records], SLO, arrivals[-1].arrival_s)
     num_steps = sum(site.num_steps for site in outcome.sites)

@@ -34,6 +34,14 @@ def simulate(
     slo_ttft: Annotated[float | None, typer.Option(help="Seconds to the first token.")] = None,
     slo_itl: Annotated[float | None, typer.Option(help="Seconds per further token, mean.")] = None,
     attainment: Annotated[float, typer.Option(help="Share of requests for which it must hold.")] = 0.9,
+    known_lengths: Annotated[
+        bool,
+        typer.Option("--known-lengths", help="max_tokens is each answer's length, as in a load test."),
+    ] = False,
+    own_hosts: Annotated[
+        bool,
+        typer.Option("--own-hosts", help="No two workers share cores, though the profile's did."),
+    ] = False,
     seed: Annotated[int, typer.Option(help="One seed plays one way.")] = 0,
     file: Annotated[Path | None, typer.Option("--config", help="As of `baton serve`.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.json and report.html.")] = Path("simulation"),
@@ -78,6 +86,9 @@ def simulate(
             config.prefill,
             config.decode,
             config.router,
+            sharing=None if own_hosts else worker.sharing,
+            front=worker.front,
+            is_length_known=known_lengths,
         )
         slo = Slo(slo_ttft, slo_itl, attainment=attainment)
         arrivals = arrivals_of(found, speed, spread, seed)
@@ -104,15 +115,22 @@ def calibrate(
         typer.Option(help="Between two workers; default: what the router assumes."),
     ] = None,
     link_latency: Annotated[float, typer.Option(help="Seconds of one message.")] = 0.0005,
+    url: Annotated[
+        str | None, typer.Option(help="A running service, without /v1: measure that, sharing and router too.")
+    ] = None,
     file: Annotated[Path | None, typer.Option("--config", help="As of `baton serve`.")] = None,
 ) -> None:
     """Measure what steps of the configured engine take here, for `baton simulate`.
 
-    Settings of the engine: as of `baton serve`, also --engine.key=value. Leave the machine alone meanwhile.
+    Settings: as of `baton serve`, also --section.key=value; with --url, those of that service. It should have
+    nothing else to do, and one prefill worker at least. Leave the machine alone meanwhile.
     """
     from cluster.config import load_config
-    from cluster.simulator.calibration import Calibration, Grid
+    from cluster.loadtest.client import NoAnswer
+    from cluster.loadtest.settings import Target
+    from cluster.simulator.calibration import Calibration, Grid, unmeasured
     from cluster.simulator.profile import write_profile
+    from cluster.simulator.served_calibration import Questions, ServedCalibration
     from cluster.simulator.step_price import LinkPrice
     from core.errors import InvalidConfig
 
@@ -123,7 +141,14 @@ def calibrate(
     except ValueError as error:
         raise InvalidConfig(str(error), key="link") from error
     _make_folder(out.parent)
-    profile = Calibration(config.engine, console.print).measure(Grid(), link)
+    if url is None:
+        profile = Calibration(config.engine, console.print).measure(Grid(), link)
+    else:
+        asked = ServedCalibration(Target(url), config.prefill.token_budget, console.print)
+        try:
+            profile = asked.measure(unmeasured(config.engine, link), Questions())
+        except (NoAnswer, ValueError) as error:
+            raise InvalidConfig(f"{url}: {error}", key="url") from error
     write_profile(profile, out)
     told = f"{profile.price}; measured steps differ by {profile.typical_error:.0%} (median); in {out}"
     console.print(told, soft_wrap=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from cluster.simulator.fit import Measured, fit_price
 from cluster.simulator.profile import Profile
-from cluster.simulator.step_price import LinkPrice, features_of
+from cluster.simulator.sharing import Sharing
+from cluster.simulator.step_price import LinkPrice, StepPrice, features_of
 from core.ids import RequestId
 from core.request import Request, SamplingParams
 from engine.config import EngineConfig
@@ -32,6 +33,20 @@ class Grid:
     contexts: tuple[int, ...] = (64, 512, 1500)
     prompts: tuple[int, ...] = (16, 64, 256, 512)
     runs: int = 5
+
+
+def unmeasured(config: EngineConfig, link: LinkPrice) -> Profile:
+    """What a worker with this configuration is, with prices that nobody has measured."""
+    runner = ModelRunner(load_model(config), config)
+    num_cores = runner.num_shared_cores
+    return Profile(
+        runner.layout,
+        runner.cache.allocator.num_blocks,
+        runner.max_context,
+        StepPrice(1.0, 0.0, 0.0, 0.0, 0.0),
+        link,
+        sharing=Sharing(num_cores, 1.0, 1.0) if num_cores else None,
+    )
 
 
 class Calibration:

@@ -19,7 +19,8 @@ class Deployment:
     """`num_prefill` 0 is aggregated serving: each worker reads and decodes. `num_blocks` and `price` are of
     each worker; `timeout_s` the deadline of a request. `is_leaping`: decode steps that only
     repeat the last one are taken at once; the events are the same. `sharing`: all workers are on one host and
-    share its cores; None: each has its own. `front`: what the router takes.
+    share its cores; None: each has its own. `front`: what the router takes. `is_length_known`: clients say
+    how long the answer will be.
     """
 
     layout: KVLayout
@@ -37,6 +38,7 @@ class Deployment:
     is_leaping: bool = True
     sharing: Sharing | None = None
     front: FrontPrice = field(default_factory=FrontPrice)
+    is_length_known: bool = False
 
     def __post_init__(self) -> None:
         if self.router.pull_timeout_s:

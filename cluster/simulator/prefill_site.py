@@ -43,6 +43,7 @@ class _Call:
     result: PrefillResult | None = None
     is_granted: bool = False
     is_answered: bool = False
+    is_closed: bool = False
 
     def reply(self, outcome: PrefillResult | ServingError) -> None:
         if not self.is_answered:
@@ -140,6 +141,8 @@ class PrefillSite:
 
     def forget(self, call: _Call) -> None:
         """The call has ended, and so has its ticket."""
+        call.is_closed = True
+        call.handoff = None  # which knows the call: both would stay until a search for such circles
         self._calls.pop(call.prompt, None)
         self._by_ticket.pop(call.prompt.job.ticket_id, None)
 
@@ -205,14 +208,15 @@ class PrefillSite:
 
     def _computed(self, call: _Call, result: PrefillResult, is_finished: bool) -> None:
         call.result = result
-        if call.handoff is None or is_finished:
+        if (call.handoff is None and not call.is_closed) or is_finished:
             call.reply(result)
             if call.handoff is not None:
                 call.handoff.stop("finished at the first token")
             else:
                 self.forget(call)
             return
-        call.handoff.finish()
+        if call.handoff is not None:
+            call.handoff.finish()
         call.reply_if_granted()
 
     def _lost(self, call: _Call, error: ServingError) -> None:

@@ -120,7 +120,8 @@ class Simulation:
         item = arrivals[index]
         if index + 1 < len(arrivals):
             self.events.at(arrivals[index + 1].arrival_s, self._arrive, arrivals, records, index + 1)
-        self.router.serve(item.request(_MAX_TOKENS), records[index], self._deployment.timeout_s)
+        max_tokens = 1 if self._deployment.is_length_known else _MAX_TOKENS
+        self.router.serve(item.request(max_tokens), records[index], self._deployment.timeout_s)
 
     def _sites(self) -> list[PrefillSite | DecodeSite]:
         return [*self.router.prefills.values(), *self.router.decodes.values()]

@@ -27,7 +27,7 @@ class Arrival:
     record: TraceRecord
 
     def request(self, max_tokens: int) -> Request:
-        """It, as a router takes it."""
+        """It, as a router takes it: `max_tokens` of its answer, or as many as that is going to have."""
         num_output_tokens = self.record.num_output_tokens
         return Request(
             RequestId(f"r{self.number}"),

@@ -1,0 +1,168 @@
+"""The simulator against the real service on this machine, as ratios.
+
+`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--out DIR]` starts `baton serve` with
+one prefill and one decode worker, measures its prices (`baton calibrate --url`), sends two workloads to it
+(`baton loadtest`) and simulates both at those prices (`baton simulate`): `random`, prompts of 32 to 384
+tokens that share nothing, and `prefix`, prompts that begin with one of four texts of 512 tokens. Their rates
+are a part of what the prices allow. Prints what each side says, and simulated : measured; within 10 %, of
+tails 20 %, passes. Exit status 1: something lies outside. Needs the machine for itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.servers import ServerSpec, running
+from benchmarks.streaming import HOST
+from cluster.loadtest.goodput import Slo, Summary
+from cluster.loadtest.report import from_json
+from cluster.simulator.profile import Profile, read_profile
+from cluster.simulator.served_calibration import features_of_prompt
+
+BATON = str(Path(sys.executable).with_name("baton"))
+# KV is not pulled back in a simulation, and so not here
+SERVE = f"{BATON} serve --port ${{PORT}} --prefill-replicas 1 --decode-replicas 1 --router.pull_timeout_s=0"
+TOKEN_BUDGET = 512
+PREFIX, NUM_PREFIXES = 512, 4
+NEAR, NEAR_TAIL = 0.10, 0.20
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Prompts of `fresh` tokens, perhaps behind a prefix that others have, and answers of `output` tokens.
+    `share` of what the prices allow is asked for.
+    """
+
+    name: str
+    fresh: tuple[int, int]
+    output: tuple[int, int]
+    has_prefix: bool
+    share: float
+
+    def rate(self, profile: Profile) -> float:
+        """Requests a second: `share` of what one request at a time, its answer among three, would give."""
+        price = profile.price
+        read_s = price.seconds(features_of_prompt(sum(self.fresh) // 2, TOKEN_BUDGET))
+        step_s = price.seconds((1.0, 0.0, 0.0, 3.0, 3.0 * sum(self.fresh)))
+        return self.share / (read_s + sum(self.output) / 2 * step_s / 3)
+
+    def slo(self, profile: Profile) -> Slo:
+        """What most requests keep, and not all."""
+        price = profile.price
+        read_s = price.seconds(features_of_prompt(self.fresh[1], TOKEN_BUDGET))
+        step_s = price.seconds((1.0, 0.0, 0.0, 4.0, 4.0 * sum(self.fresh)))
+        return Slo(round(2.0 * read_s + profile.front.request_s, 3), round(1.5 * step_s, 4))
+
+    def write(self, path: Path, rate: float, seconds: float, seed: int) -> None:
+        """A trace of Poisson arrivals."""
+        chance, now, next_id, lines = random.Random(f"{self.name} {seed}"), 0.0, NUM_PREFIXES, []
+        while (now := now + chance.expovariate(rate)) < seconds:
+            length = chance.randint(*self.fresh)
+            ids = [chance.randrange(NUM_PREFIXES)] if self.has_prefix else []
+            lines.append(
+                {
+                    "timestamp": round(1e3 * now, 1),
+                    "input_length": length + PREFIX * len(ids),
+                    "output_length": chance.randint(*self.output),
+                    "hash_ids": [*ids, next_id],
+                }
+            )
+            next_id += 1
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+LOADS = (
+    Load("random", (32, 384), (16, 64), False, 0.6),
+    Load("prefix", (32, 256), (16, 64), True, 0.6),
+)
+
+
+def call(*arguments: str, allowed: tuple[int, ...] = (0, 1)) -> None:
+    """One command of ours. Raises CalledProcessError for an exit status that is no result."""
+    print("$ baton", *arguments, flush=True)
+    done = subprocess.run([BATON, *arguments], check=False)
+    if done.returncode not in allowed:
+        raise subprocess.CalledProcessError(done.returncode, arguments)
+
+
+def compare(name: str, measured: Summary, simulated: Summary) -> bool:
+    """Prints the lines of one workload; whether all is near enough."""
+    for side in (measured, simulated):
+        if side.ttft is None or side.itl is None:
+            raise ValueError(f"{name}: too few answers were complete")
+    assert measured.ttft is not None
+    assert measured.itl is not None
+    assert simulated.ttft is not None
+    assert simulated.itl is not None
+    lines = (
+        ("goodput, 1/s", measured.goodput_rps, simulated.goodput_rps, NEAR),
+        ("TTFT p50, ms", 1e3 * measured.ttft.p50, 1e3 * simulated.ttft.p50, NEAR),
+        ("TTFT p99, ms", 1e3 * measured.ttft.p99, 1e3 * simulated.ttft.p99, NEAR_TAIL),
+        ("ITL p50, ms", 1e3 * measured.itl.p50, 1e3 * simulated.itl.p50, NEAR),
+        ("ITL p99, ms", 1e3 * measured.itl.p99, 1e3 * simulated.itl.p99, NEAR_TAIL),
+    )
+    is_near = True
+    for what, real, virtual, limit in lines:
+        ratio = virtual / real if real else float("nan")
+        is_inside = abs(ratio - 1.0) <= limit
+        is_near &= is_inside
+        judged = "" if is_inside else "outside"
+        print(f"| {name} | {what} | {real:.2f} | {virtual:.2f} | {ratio:.2f} | {judged} |")
+    return is_near
+
+
+async def measure(folder: Path, seconds: float, rounds: int, drain_s: float) -> bool:
+    """Start, measure, send, stop; then simulate and compare."""
+    profile_file, spec = folder / "profile.json", ServerSpec("baton", SERVE, ready="/ready")
+    pairs: list[tuple[str, Path, Path]] = []
+    async with running(spec, folder / "serve.log") as endpoint:
+        url = f"http://{HOST}:{endpoint.port}"
+        await asyncio.to_thread(call, "calibrate", "--url", url, "--out", str(profile_file))
+        profile = read_profile(profile_file)
+        for number in range(rounds):
+            for load in LOADS:
+                name = f"{load.name}-{number}"
+                trace, slo = folder / f"{name}.jsonl", load.slo(profile)
+                load.write(trace, load.rate(profile), seconds, number)
+                judged = ("--trace", str(trace), "--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
+                real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
+                sent = ("--duration", str(seconds), "--drain", str(drain_s), "--seed", str(number))
+                await asyncio.to_thread(call, "loadtest", "--url", url, *judged, *sent, "--out", str(real))
+                played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual))
+                await asyncio.to_thread(call, "simulate", *judged, *played)
+                pairs.append((name, real, virtual))
+    print("| workload | | measured | simulated | simulated : measured | |")
+    print("| --- | --- | ---: | ---: | ---: | --- |")
+    results = [
+        compare(name, *(from_json((side / "report.json").read_bytes()).steps[0].summary for side in sides))
+        for name, *sides in pairs
+    ]
+    return all(results)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each workload")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each, with other arrivals")
+    parser.add_argument("--drain", type=float, default=60.0, help="seconds for the last answers")
+    parser.add_argument("--out", type=Path, help="folder for reports, profile, traces; default: a new one")
+    options = parser.parse_args()
+    folder = options.out or Path(tempfile.mkdtemp(prefix="sim-against-real-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    is_near = asyncio.run(measure(folder, options.seconds, options.rounds, options.drain))
+    print(f"reports, profile and traces in {folder}")
+    return 0 if is_near else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
