@@ -168,11 +168,15 @@ class Handover:
 
 
 class BareStream:
-    """The same bytes as ready-made messages through gRPC; the far end answers each and drops it."""
+    """The pool's bytes as ready-made messages through gRPC; the far end answers each and drops it.
 
-    def __init__(self, decode: WorkerRef, num_bytes: int, config: BridgeConfig) -> None:
-        whole, rest = divmod(num_bytes, config.frame_bytes)
-        self._messages = [bytes(config.frame_bytes)] * whole + ([bytes(rest)] if rest else [])
+    Messages of their own, as a payload has: one that is sent again and again would be read from a cache.
+    """
+
+    def __init__(self, decode: WorkerRef, pool: KVPool, config: BridgeConfig) -> None:
+        payload = pool.tensor.view(torch.uint8).numpy().tobytes()
+        firsts = range(0, len(payload), config.frame_bytes)
+        self._messages = [payload[first : first + config.frame_bytes] for first in firsts]
         self._window = max(1, config.max_bytes_in_flight // config.frame_bytes)
         self._channel = grpc.aio.insecure_channel(decode.address, options=CHANNEL_OPTIONS)
         channel: Any = self._channel  # its published stubs do not know that serializers may be left out
@@ -246,7 +250,7 @@ async def measure(options: argparse.Namespace) -> None:
     async with decode_process(options.layout, num_blocks) as (decode, pid):
         variants: dict[str, Any] = {
             "grpc": Handover(pool, decode, grpc_config),
-            "bare grpc": BareStream(decode, num_bytes, grpc_config),
+            "bare grpc": BareStream(decode, pool, grpc_config),
             "shm": Handover(pool, decode, shm_config),
             "distributed": Handover(pool, decode, group_config),
             "memcpy": Memcpy(num_bytes),
