@@ -22,7 +22,7 @@ _AGAIN_S = 0.2
 _CONNECT_S = 2.0
 _LOOK_S = 3600.0
 # so long may filling the pool take before the service counts as unable to answer
-_PATIENCE_S = 10.0
+_PATIENCE_S = 5.0
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class RoleWatch:
         self._sleep = sleep
         self._was_there = False
         self._lacking_since: float | None = None
-        self._is_ordered = False
+        self._ordered: WorkerId | None = None
 
     @property
     def is_filling(self) -> bool:
@@ -63,8 +63,13 @@ class RoleWatch:
         if self._desk is None or not self._was_there:
             return False
         # while it changes its role, it has neither
-        if not (self._is_ordered or self._table.usable(Role.PREFILL)):
+        if self._ordered is None and not self._table.usable(Role.PREFILL):
             return False
+        if any(
+            entry.ref.worker_id == self._ordered and entry.state is WorkerState.SUSPECT
+            for entry in self._table.entries()
+        ):
+            return False  # it hangs, too
         since = self._lacking_since
         return since is None or self._clock.now() - since < _PATIENCE_S
 
@@ -74,7 +79,7 @@ class RoleWatch:
             if self._table.usable(Role.DECODE):
                 self._was_there = True
                 self._lacking_since = None
-                self._is_ordered = False
+                self._ordered = None
                 await self._table.wait_for_change(_LOOK_S)
                 continue
             if self._lacking_since is None:
@@ -91,7 +96,7 @@ class RoleWatch:
         try:
             order = await desk.fill(Role.DECODE, unusable)
             if order is not None:
-                self._is_ordered = True
+                self._ordered = order.worker.worker_id
                 _log.warning("no decode worker is left: %s steps in", order.worker.worker_id)
                 await desk.carry_out(order)
         except ConnectionError as error:

@@ -11,6 +11,7 @@ from core.errors import StaleEpoch
 from core.ids import Epoch, Role, WorkerId, WorkerRef
 from core.role_change import RoleCause, RoleChange, RoleOrder
 from router.role_watch import RoleWatch
+from router.worker_entry import WorkerState
 from tests.doubles import settle
 from tests.unit.router.scripted import Fleet, ScriptedWorker
 
@@ -105,8 +106,24 @@ async def test_it_is_about_to_be_filled_also_while_the_stand_in_has_neither_role
             prefill.die()
             await settle()
             assert watch.is_filling
-            fleet.time.advance(11.0)
+            fleet.time.advance(5.5)
             assert not watch.is_filling, "it has had its time"
+
+
+async def test_a_stand_in_that_sleeps_like_the_others_fills_nothing() -> None:
+    prefill, decode = pair()
+    async with Fleet(prefill, decode) as fleet:
+        desk = ScriptedDesk(fleet, prefill, hold=asyncio.Event())
+        async with watching(fleet, desk) as watch:
+            prefill.is_silent = True
+            await fleet.pass_by(6.0)
+            decode.die()
+            await settle()
+            assert desk.followed
+            assert watch.is_filling
+            await fleet.pass_by(3.0)
+            assert WorkerState.SUSPECT in [entry.state for entry in fleet.table.entries()]
+            assert not watch.is_filling
 
 
 async def test_a_desk_that_is_away_or_a_worker_that_refuses_is_asked_again() -> None:
