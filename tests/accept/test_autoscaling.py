@@ -126,6 +126,36 @@ def test_kv_that_fills_grows_decode_before_the_first_preemption(
     assert grown.inputs.router.num_waiting == 0
 
 
+def test_three_times_to_zero_and_back_and_nothing_keeps_or_wakes_a_pool_but_requests(
+    fleet: Fleet, tmp_path: Path, report: Report
+) -> None:
+    log = tmp_path / "decisions.jsonl"
+    profile = scaling.profile(
+        "zero",
+        log,
+        fleet.models.toy(),
+        autoscaling__min_prefill_workers=0,
+        autoscaling__min_decode_workers=0,
+    )
+    with System(profile, tmp_path) as system:
+        client = system.client
+        for cycle in range(3):
+            scaling.ask_of_all_kinds(client)
+            took = wait_replicas(client, 60.0, prefill=0, decode=0)
+            report("zero", f"cycle {cycle + 1}: nothing is asked, no workers", f"{took:.1f} s")
+            start = time.monotonic()
+            scaling.ask_at_zero(client)
+            report("zero", f"cycle {cycle + 1}: woken and answered", f"{time.monotonic() - start:.1f} s")
+        wait_replicas(client, 60.0, prefill=0, decode=0)
+        # nobody asks: it stays so
+        until = time.monotonic() + 60.0
+        while time.monotonic() < until:
+            assert replicas(client, scaling.WANTED) == {"prefill": 0, "decode": 0}
+            time.sleep(1.0)
+        assert not scaling.controller_errors(system.processes())
+    replayed(log)
+
+
 def test_a_worker_that_decode_can_spare_reads_prompts_before_a_replica_is_started(
     fleet: Fleet, tmp_path: Path, report: Report
 ) -> None:

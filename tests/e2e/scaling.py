@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -113,6 +114,44 @@ def asking(
         is_over.set()
         for thread in threads:
             thread.join()
+
+
+def ask_at_zero(client: Client) -> None:
+    """While both pools are at zero: what is refused wakes nobody; of five that do, two leave before anybody
+    is there to answer them, and the others are answered.
+    """
+    num_before = _num_decisions(client)
+    for _ in range(5):
+        assert client.post(COMPLETIONS, {"prompt": "a", "max_tokens": -1}).status == 400
+    wait_until(lambda: "" if _num_decisions(client) > num_before + 4 else "too few decisions", 60.0, 0.5)
+    assert replicas(client, WANTED) == {"prefill": 0, "decode": 0}
+    with ThreadPoolExecutor(3) as pool:
+        leaving = [client.open(COMPLETIONS, {**ask(number, 100, 5), "stream": True}) for number in (1, 2)]
+        staying = [pool.submit(client.stream_completion, **ask(number, 100, 5)) for number in (3, 4, 5)]
+        wait_until(lambda: "" if replicas(client, WANTED)["decode"] else "nobody has woken", 60.0)
+        for connection in leaving:
+            connection.hang_up()
+        answers = [stays.result() for stays in staying]
+    assert [(answer.num_tokens, answer.finish_reason) for answer in answers] == [(5, "length")] * 3
+
+
+def ask_of_all_kinds(client: Client) -> None:
+    """Streams that end, that are given up in their middle, and requests that are refused, in turn."""
+    for number in range(5):
+        with client.open(COMPLETIONS, {**ask(10 + number, 100, 2000), "stream": True}) as connection:
+            head = connection.read_head()
+            next(iter(connection.pieces(head)))
+        assert client.post(COMPLETIONS, {"prompt": "a", "max_tokens": -1}).status == 400
+        assert client.stream_completion(**ask(20 + number, 100, 10)).num_tokens == 10
+
+
+def _num_decisions(client: Client) -> float:
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(client.metrics_text()[0])
+        for sample in family.samples
+        if sample.name == "baton_autoscaling_decisions_total" and sample.labels["pool"] == "decode"
+    )
 
 
 def prompt(number: int, num_tokens: int) -> list[int]:

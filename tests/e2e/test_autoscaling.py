@@ -1,4 +1,6 @@
-"""The pools of a running service follow what is asked of it: up for a queue, down to nothing, and back."""
+"""The pools of a running service follow what is asked of it: up for a queue, down to nothing, and back, where
+counts that leak would keep them (cases 38 and 39).
+"""
 
 from __future__ import annotations
 
@@ -53,14 +55,15 @@ def test_a_queue_grows_prefill_alone_nothing_is_zero_and_a_request_wakes_it(
     assert wire.request(system.port, "GET", "/health").status == 200
 
     start = time.monotonic()
-    refused = client.post("/v1/completions", {"prompt": "a", "max_tokens": -1})
-    assert refused.status == 400
-    answer = client.stream_completion(**ask(1, 100, 5))
-    assert (answer.num_tokens, answer.finish_reason) == (5, "length")
-    report("scale", "the next request wakes both pools and is answered", f"{time.monotonic() - start:.1f} s")
+    scaling.ask_at_zero(client)
+    report("scale", "refusals wake nobody, requests do and are answered", f"{time.monotonic() - start:.1f} s")
+    # a count that leaks would keep a worker for ever
+    scaling.ask_of_all_kinds(client)
+    took = wait_replicas(client, 60.0, prefill=0, decode=0)
+    report("scale", "after streams, aborts and refusals: no workers again", f"{took:.1f} s")
 
     events = replayed(log)
     for role in Role:
-        # up for the load, down without it, up for the request
-        assert scaling.num_reversals(events, role) <= 2, scaling.changes(events, role)
+        # up for the load, down without it, up for the requests, down without them
+        assert scaling.num_reversals(events, role) <= 3, scaling.changes(events, role)
     assert not scaling.controller_errors(system.processes())

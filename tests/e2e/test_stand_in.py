@@ -4,11 +4,7 @@ service says what it lacks, and the stand-in goes home when the pool is back.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -17,6 +13,7 @@ from tests.e2e import on_ray, profiles, prompts, wire
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 from tests.e2e.killing import body, check, read_stream, wait_whole
+from tests.e2e.readiness import watching_readiness
 from tests.e2e.scrape import rise, scrape, wait_idle, wait_until
 
 pytestmark = pytest.mark.timeout(300)
@@ -28,36 +25,6 @@ PROMPT = list(prompts.FACTS["The capital of France is"])
 @pytest.fixture(scope="module")
 def system(fleet: Fleet) -> System:
     return fleet.system(profiles.PAIR, is_local=False)
-
-
-@dataclass
-class Readiness:
-    """What `/ready` said meanwhile: what was not 200, and each set of roles that was missing."""
-
-    refusals: list[bytes] = field(default_factory=list)
-    degraded: list[tuple[str, ...]] = field(default_factory=list)
-
-
-@contextmanager
-def watching_readiness(system: System) -> Iterator[Readiness]:
-    seen, is_over = Readiness(), threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.05):
-            response = wire.request(system.port, "GET", "/ready")
-            if response.status != 200:
-                seen.refusals.append(response.body)
-            missing = tuple(response.json()["degraded"])
-            if not seen.degraded or seen.degraded[-1] != missing:
-                seen.degraded.append(missing)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seen
-    finally:
-        is_over.set()
-        thread.join()
 
 
 def kill_all_decode(system: System) -> None:
@@ -75,6 +42,7 @@ def test_a_prefill_worker_goes_on_with_the_streams_of_the_killed_decode_workers_
         watched = read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, lambda: kill_all_decode(system))
     check(fleet, PROMPT, watched.answer, NUM_TOKENS, None, "all decode workers killed")
     assert not seen.refusals
+    assert not seen.others
     assert ("prefill",) in seen.degraded, f"{seen.degraded} in {time.monotonic() - killed_at:.1f} s"
     after = scrape(system.client)
     assert rise(before, after, telemetry.ROLE_CHANGES, role="decode", cause="empty_pool") == 1

@@ -1,4 +1,4 @@
-"""Case 57: health and readiness tell the truth on Ray: with a role missing, none left, all asleep, and busy."""
+"""Case 57: health and readiness tell the truth on Ray: a role is missing, none is left, all sleep, busy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.e2e.scrape import wait_until
 pytestmark = pytest.mark.timeout(280)
 
 PROMPT = list(prompts.FACTS["The capital of France is"])
-LONGEST_LIE_S = 10.0
+# ten seconds; the rest is for a crowded machine
+LONGEST_LIE_S = 13.0
 
 
 @pytest.fixture(scope="module")
