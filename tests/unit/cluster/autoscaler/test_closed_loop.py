@@ -1,4 +1,4 @@
-"""The rules in a closed loop with a plant: numbers follow the load, and do not swing."""
+"""The rules in a closed loop with a plant: numbers follow the load, and do not swing (cases 38 and 39)."""
 
 from __future__ import annotations
 
