@@ -61,6 +61,10 @@ class _Herald:
         return None
 
 
+async def _num_tasks() -> int:
+    return len(asyncio.all_tasks())
+
+
 class GlassSystem:
     """`num_prefill` and `num_decode` workers of `model`, and a router on `port`."""
 
@@ -92,6 +96,7 @@ class GlassSystem:
         self.client = Client(self.port)
 
     async def announcements(self) -> tuple[Announcement, ...]:
+        self._router_loop = asyncio.get_running_loop()
         return tuple(host.announcement() for host in self._hosts)
 
     @property
@@ -124,6 +129,26 @@ class GlassSystem:
             allocator = worker._runner.cache.allocator
             found[worker.ref.worker_id] = (allocator.num_blocks, allocator.num_free, allocator.num_cached)
         return found
+
+    def left_inside(self) -> dict[str, float]:
+        """What of requests is still in router or workers, besides blocks: empty at rest."""
+        stats = self.app.state.metrics.work.stats()
+        counts = {f"router {name}": stats[name] for name in ("open", "waiting", "waiting_tokens")}
+        for worker in self.workers:
+            name = worker.ref.worker_id
+            if isinstance(worker, PrefillWorker):
+                counts[f"{name} calls"] = worker.num_calls
+                counts[f"{name} transfers"] = len(worker._sender._sessions)
+                counts[f"{name} tickets"] = len(worker._loop._tickets)
+            else:
+                counts[f"{name} jobs and tickets"] = worker._loop.num_unfinished
+                counts[f"{name} streams"] = worker._streams.num_running
+        return {name: count for name, count in counts.items() if count}
+
+    def num_tasks(self) -> int:
+        """Coroutines under way on all loops: those that serve for ever, and those of requests."""
+        loops = [host._io._loop for host in self._hosts] + [self._router_loop]
+        return sum(asyncio.run_coroutine_threadsafe(_num_tasks(), loop).result() for loop in loops)
 
     def check(self) -> None:
         """Assert that each block's holders are those that list it."""
