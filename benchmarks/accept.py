@@ -65,15 +65,16 @@ class Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         module = report.nodeid.split("::")[0].removeprefix("tests/")
+        reported: list[Any] = [value for key, value in report.user_properties if key == "row"]
+        if report.when == "call":
+            # what was measured is told also where it was not good enough
+            self.rows += [Row(*row) for row in reported]
         if report.failed:
             name = report.nodeid.removeprefix("tests/")
             self.rows.append(Row(point_of(module), name, f"FAILED ({report.when})", report.duration))
-        elif report.when == "call" and report.passed:
-            reported: list[Any] = [value for key, value in report.user_properties if key == "row"]
-            self.rows += [Row(*row) for row in reported]
-            if not reported:
-                self.counts[module] += 1
-                self.seconds[module] = self.seconds.get(module, 0.0) + report.duration
+        elif report.when == "call" and report.passed and not reported:
+            self.counts[module] += 1
+            self.seconds[module] = self.seconds.get(module, 0.0) + report.duration
 
     def table(self) -> list[Row]:
         """All rows in the order of the promises."""

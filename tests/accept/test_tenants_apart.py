@@ -15,10 +15,11 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
 from tests.e2e.limits import Flood
 from tests.e2e.tenant_keys import add_key
-from tests.e2e.tenant_timing import measure
+from tests.e2e.tenant_timing import PROMPTS_PER_SAMPLE, measure
 
-NUM, LENGTH = 200, 256
+NUM, LENGTH = 200, 128
 LIMIT, COMING = 240, 120
+SECONDS = 180.0
 
 
 @pytest.mark.timeout(1800)
@@ -36,11 +37,11 @@ def test_a_guessed_prefix_of_another_tenant_takes_as_long_as_a_cold_one(
     profile = Profile("apart", settings, api_key=add_key(keys, "w", KeyScope.OPERATOR))
     with fleet.once(profile, fleet.models.bundled) as system:
         clients = [Client(system.port, api_key=key) for key in (a, b)]
-        measure(*clients, fleet.models.bundled, 20, LENGTH, seed=1)  # warm
+        measure(*clients, fleet.models.bundled, 5, LENGTH, seed=1)  # warm
         timing = measure(*clients, fleet.models.bundled, NUM, LENGTH, seed=2)
     report("g", "prefixes shared" if is_shared else "tenants apart", timing)
     if is_shared:
-        assert timing.num_hits >= NUM
+        assert timing.num_hits >= 0.95 * NUM * PROMPTS_PER_SAMPLE
         assert timing.p_value < 1e-6
     else:
         assert timing.num_hits == 0
@@ -69,8 +70,8 @@ def test_limits_are_exact_over_two_routers_and_those_who_wait_as_told_get_in(
         time.sleep(6.0)  # the owner of the limits has heard of both routers
         floods = {name: Flood(Client(system.port, api_key=made[name])) for name in names}
         threads = [
-            threading.Thread(target=floods["eager"].insist, args=(2.5 * LIMIT / 60, 180.0)),
-            threading.Thread(target=floods["polite"].come_back, args=(1.5 * COMING / 60, 180.0)),
+            threading.Thread(target=floods["eager"].insist, args=(2.5 * LIMIT / 60, SECONDS)),
+            threading.Thread(target=floods["polite"].come_back, args=(1.5 * COMING / 60, SECONDS)),
         ]
         for thread in threads:
             thread.start()
@@ -80,5 +81,6 @@ def test_limits_are_exact_over_two_routers_and_those_who_wait_as_told_get_in(
     report("g", f"{LIMIT} a minute over two routers, 2.5 times as many asked", eager)
     report("g", "told when to come back, over two routers", polite)
     assert eager.most_in_a_minute() <= 1.02 * LIMIT
-    assert eager.num_let_in(180.0) >= 0.98 * 3 * LIMIT
+    assert eager.num_let_in(SECONDS) >= 0.98 * LIMIT * SECONDS / 60
+    assert polite.most_in_a_minute() <= 1.02 * COMING
     assert polite.share_of_returns() >= 0.9

@@ -36,12 +36,15 @@ def fleet(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def report(record_property: Callable[[str, object], None]) -> Report:
-    """`report(point, what, result)` is a line of the acceptance table; seconds count from the last one."""
+    """`report(point, what, result)` is a line of the acceptance table; seconds count from the last one. It is
+    printed as well, for a run of one test.
+    """
     last = time.monotonic()
 
     def add(point: str, what: str, result: object) -> None:
         nonlocal last
         now = time.monotonic()
+        print(f"{point}: {what}: {result} ({now - last:.1f} s)")
         record_property("row", (point, what, str(result), round(now - last, 1)))
         last = now
 

@@ -16,12 +16,14 @@ _LATE_S = 0.05
 
 
 class Flood:
-    """The calls of one tenant. Times are seconds since the start."""
+    """The calls of one tenant. `let_in` is (sent, answered) in seconds since the start: a call was let in at
+    some moment between.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self.let_in: list[float] = []
+        self.let_in: list[tuple[float, float]] = []
         self.num_refused = 0
         self.num_returns = 0
         self.num_let_in_returns = 0
@@ -59,19 +61,22 @@ class Flood:
         """None if it was let in, else the seconds after which to come back."""
         sent_at = time.monotonic() - start
         response = self._client.post(COMPLETIONS, {"prompt": [500 + number], "max_tokens": 1})
+        answered_at = time.monotonic() - start
         with self._lock:
             if response.status == 200:
-                self.let_in.append(sent_at)
+                self.let_in.append((sent_at, answered_at))
                 return None
             self.num_refused += 1
         assert response.status == 429, response.body
         return float(response.headers["retry-after"])
 
     def num_let_in(self, until: float) -> int:
-        return sum(at < until for at in self.let_in)
+        return sum(sent < until for sent, _ in self.let_in)
 
     def most_in_a_minute(self) -> int:
-        return max(sum(at <= other < at + 60.0 for other in self.let_in) for at in self.let_in)
+        """Calls that surely were let in within one minute: they were sent and answered in it."""
+        starts = [sent for sent, _ in self.let_in]
+        return max(sum(at <= sent and end < at + 60.0 for sent, end in self.let_in) for at in starts)
 
     def share_of_returns(self) -> float:
         return self.num_let_in_returns / max(1, self.num_returns)

@@ -30,15 +30,22 @@ class Call:
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a stretch of load."""
+    """What came of a stretch of load that began at `start`. The first `settle_s` fill the service."""
 
     rate: float
     seconds: float
+    settle_s: float
+    start: float
     calls: list[Call] = field(default_factory=list)
 
     @property
     def goodput(self) -> float:
-        return sum(call.is_whole for call in self.calls) / self.seconds
+        """Whole answers a second while the load lasted. What waited then, and came after it, is not counted:
+        in a short stretch of overload that would be a good part more than the service can do.
+        """
+        first, last = self.start + self.settle_s, self.start + self.seconds
+        ends = (call.sent_at + call.seconds for call in self.calls if call.is_whole)
+        return sum(first <= end <= last for end in ends) / (last - first)
 
     @property
     def statuses(self) -> Counter[int]:
@@ -68,17 +75,18 @@ class OpenLoop:
         self._chance = random.Random(seed)
         self._number = 0
 
-    def run(self, rate: float, seconds: float) -> Outcome:
+    def run(self, rate: float, seconds: float, settle_s: float) -> Outcome:
         """`rate` requests a second for so long; returns when each has ended or should have long ago."""
-        outcome, lock, threads = Outcome(rate, seconds), threading.Lock(), []
+        outcome = Outcome(rate, seconds, settle_s, start=time.monotonic())
+        lock, threads = threading.Lock(), []
 
         def one(number: int) -> None:
             call = self._send(number)
             with lock:
                 outcome.calls.append(call)
 
-        start = due = time.monotonic()
-        while due < start + seconds:
+        due = outcome.start
+        while due < outcome.start + seconds:
             time.sleep(max(0.0, due - time.monotonic()))
             self._number += 1
             threads.append(threading.Thread(target=one, args=(self._number,), daemon=True))

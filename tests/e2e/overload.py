@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Self
 
+import numpy as np
 import psutil
 
 from tests.e2e.harness import System
@@ -19,37 +20,41 @@ _SAMPLE_S = 5.0
 _MAX_STEPS = 12
 
 
-@dataclass(slots=True)
 class Memory:
-    """Resident bytes of each process of a system, every few seconds."""
+    """Resident bytes of each process of a system, every few seconds inside the `with`."""
 
-    system: System
-    samples: list[dict[int, int]] = field(default_factory=list)
-    names: dict[int, str] = field(default_factory=dict)
-    _ended: threading.Event = field(default_factory=threading.Event)
+    def __init__(self, system: System) -> None:
+        self._processes = system.processes()
+        self._samples: list[dict[int, int]] = []
+        self._names: dict[int, str] = {}
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="memory")
 
-    def watch(self) -> None:
-        """Until `end`; on a thread."""
-        processes = self.system.processes()
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
         while not self._ended.wait(_SAMPLE_S):
             sample: dict[int, int] = {}
-            for process in processes:
+            for process in self._processes:
                 try:
                     sample[process.pid] = process.memory_info().rss
-                    self.names.setdefault(process.pid, " ".join(process.cmdline())[:40])
+                    self._names.setdefault(process.pid, " ".join(process.cmdline())[:40])
                 except psutil.NoSuchProcess:
                     continue
-            self.samples.append(sample)
-
-    def end(self) -> None:
-        self._ended.set()
+            self._samples.append(sample)
 
     def growth(self) -> dict[str, float]:
         """By process, MiB: the last quarter's mean less the second quarter's. The first one warms up."""
-        quarter = max(1, len(self.samples) // 4)
-        early, late = self.samples[quarter : 2 * quarter], self.samples[-quarter:]
+        quarter = max(1, len(self._samples) // 4)
+        early, late = self._samples[quarter : 2 * quarter], self._samples[-quarter:]
         pids = set(early[0]) & set(late[-1])
-        return {f"{self.names[pid]} ({pid})": (_mean(late, pid) - _mean(early, pid)) / 2**20 for pid in pids}
+        return {f"{self._names[pid]} ({pid})": (_mean(late, pid) - _mean(early, pid)) / 2**20 for pid in pids}
 
 
 def _mean(samples: Sequence[dict[int, int]], pid: int) -> float:
@@ -57,19 +62,24 @@ def _mean(samples: Sequence[dict[int, int]], pid: int) -> float:
     return sum(found) / len(found)
 
 
-def peak(load: OpenLoop, first_rate: float, step_s: float, growth: float = 1.6) -> tuple[float, float]:
-    """Offer more and more until goodput no longer follows; returns (capacity, peak of goodput) per second.
-
-    Capacity is the rate of the best step's answers.
-    """
+def peak(load: OpenLoop, first_rate: float, step_s: float, settle_s: float, growth: float = 1.6) -> float:
+    """Offer more and more until goodput no longer follows: its peak, a second, which is the capacity."""
     rate, best = first_rate, 0.0
     for _ in range(_MAX_STEPS):
-        found = load.run(rate, step_s).goodput
+        found = load.run(rate, step_s, settle_s).goodput
         best = max(best, found)
         if found < 0.75 * rate and best > 0:
-            return best, best
+            return best
         rate *= growth
     raise AssertionError(f"no end of capacity was found up to {rate:.0f} requests a second")
+
+
+def refused_after(outcome: Outcome) -> str:
+    """How long those that were refused had to wait for that."""
+    seconds = [call.seconds for call in outcome.calls if call.status in (429, 503)]
+    if not seconds:
+        return "nothing was refused"
+    return f"p50 {np.median(seconds):.2f} s, p99 {np.quantile(seconds, 0.99):.2f} s, n = {len(seconds)}"
 
 
 def check_refusals(outcome: Outcome, max_late: float) -> None:

@@ -22,9 +22,9 @@ def test_twice_the_capacity_costs_little_goodput_and_every_refusal_is_told(fleet
     system = fleet.system(NARROW, "toy")
     prompt = partial(prompts.random_ids, fleet.models.bundled, 32)
     load = OpenLoop(system.client, Shape(prompt, max_tokens=150, timeout_s=8.0), seed=9)
-    load.run(1.0, 4.0)  # warm
-    capacity, best = peak(load, 1.0, 5.0, growth=2.0)
-    outcome = load.run(2 * capacity, 10.0)
+    load.run(1.0, 4.0, 0.0)  # warm
+    best = peak(load, 1.0, 7.0, 3.0, growth=2.0)
+    outcome = load.run(2 * best, 12.0, 3.0)
     wait_idle(system.client)
     check_refusals(outcome, max_late=0.1)
     # the machine is shared with other work: the acceptance run holds to 0.9
