@@ -33,7 +33,7 @@ class Writer:
 
     async def event(self) -> dict[str, Any]:
         assert self.process.stdout is not None
-        line = await asyncio.wait_for(self.process.stdout.readline(), 30)
+        line = await asyncio.wait_for(self.process.stdout.readline(), 120)
         assert line, "the writer has ended"
         found: dict[str, Any] = json.loads(line)
         return found

@@ -44,7 +44,7 @@ async def decode_process(way: str = "grpc") -> AsyncIterator[tuple[WorkerRef, in
     )
     try:
         assert process.stdout is not None
-        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        line = await asyncio.wait_for(process.stdout.readline(), 100)
         epoch, port = map(int, line.split())
         yield WorkerRef(WorkerId("decode-0"), Role.DECODE, Epoch(epoch), f"127.0.0.1:{port}"), process.pid
     finally:
