@@ -6,11 +6,12 @@ cost(wait)   = wait(D) + the cost of what is waited for
 
 `prefill` follows from the worker's measured steps: their fixed part, the tokens, on D the streams beside.
 `pull` is what it takes to have what a decode worker has cached sent to P first; without it more is to be
-read. `slowdown` is what others lose: streams on D by longer steps, and the requests of all workers of a host
-whose cores the reading takes. So remote reading is free for D's streams on another host, and is not on the
-same. `crowding`: where a decode worker has many more requests than the least busy one, its cached prefix
-counts for nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one;
-a prefix that saves half a second and more than the answer takes always counts. Pure.
+read. `slowdown` is what others lose: by the reading as many requests as a worker of that role has on average,
+streams on D by longer steps, and the requests of all workers of a host whose cores the reading takes. So
+remote reading is free for D's streams on another host, and is not on the same. `crowding`: where a decode
+worker has many more requests than the least busy one, and that has no price, its cached prefix counts for
+nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one; a prefix
+that saves half a second and more than the answer takes always counts. Pure.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ _LEAD = 0.5
 _LEAST_LEAD = 3
 # a cached prefix that saves so much time, and more than the answer takes, counts whatever the balance
 _WORTH_MS = 500.0
+# of a step, from which on what its streams add keeps the balance
+_PRICED_SHARE = 0.1
 
 _by_cost = attrgetter("cost")
 
@@ -160,6 +163,7 @@ class _Costs:
         self._demand = demand
         self._config = config
         self._draw = draw
+        self._num_delayed = {role: _mean_active(candidates, role) for role in Role}
         self._most_seqs = {role: _most_seqs(candidates, role) for role in Role}
         self._assumed: Speeds | None = None
         self._statuses = [worker.status for worker in candidates if worker.speeds is None]
@@ -209,7 +213,7 @@ class _Costs:
         prefill = num_steps * step + of_prompt
         # a step with a chunk in it is longer by the chunk; the tokens of the streams come with it
         added = num_steps * max(0.0, speed.prefill - speed.decode) + of_prompt
-        return self._reading(worker, queue, prefill, added * (num_streams + lost))
+        return self._reading(worker, queue, prefill, added * (self._num_delayed[Role.DECODE] + lost))
 
     def decoding(self, worker: Candidate) -> _Decoding:
         """The answer's steps, and what it costs those who run there already."""
@@ -262,7 +266,8 @@ class _Costs:
         pairs = num_pairs(num_uncached, self._demand.num_tokens - num_uncached)
         prefill = math.ceil(num_uncached / chunk) * speed.prefill + num_uncached * speed.token
         prefill += pairs * speed.pair
-        return self._reading(worker, queue, prefill, prefill * self._lost_by(worker))
+        num_delayed = self._num_delayed[Role.PREFILL] + self._lost_by(worker)
+        return self._reading(worker, queue, prefill, prefill * num_delayed)
 
     def _reading(self, worker: Candidate, queue: float, prefill: float, slowdown: float) -> _Reading:
         queue, prefill = queue * worker.pace, prefill * worker.pace
@@ -275,8 +280,14 @@ class _Costs:
         return _Option(plan, reading.cost + target.cost + added, reading, target, handoff)
 
     def _is_leading(self, worker: Candidate) -> bool:
-        """Whether it has many more requests than another one of its role that could take this one."""
-        return worker.num_cached_tokens > 0 and worker.num_seqs > self._most_seqs[worker.ref.role]
+        """Whether it has many more requests than another one of its role that could take this one, and no
+        price that tells.
+        """
+        if worker.num_cached_tokens == 0 or worker.num_seqs <= self._most_seqs[worker.ref.role]:
+            return False
+        speed = self._speeds(worker).alone
+        step = speed.decode_step(worker.num_streams, worker.num_kv_tokens)
+        return worker.shares_cores or step - speed.decode < _PRICED_SHARE * step
 
     def _plan(self, plan: Plan, decoding: _Decoding) -> Plan:
         return Plan.WAIT if decoding.wait > 0.0 and self._demand.can_wait else plan
@@ -325,6 +336,15 @@ class _Costs:
         if node is None:
             return 0.0
         return max(0.0, node.num_lost - self._lost(worker)) if worker.is_busy else node.num_lost
+
+
+def _mean_active(candidates: Sequence[Candidate], role: Role) -> float:
+    """How many requests lose a moment by each moment that a worker of the role reads: those who are there,
+    and who come while they are (as many, by Little's law) find it so much later. The mean, for the number of
+    one worker would send every long prompt to the few that have few streams, one behind the other.
+    """
+    numbers = [max(worker.num_active, worker.num_streams) for worker in candidates if worker.ref.role is role]
+    return sum(numbers) / len(numbers) if numbers else 0.0
 
 
 def _most_seqs(candidates: Sequence[Candidate], role: Role) -> float:
