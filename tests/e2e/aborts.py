@@ -48,7 +48,8 @@ _LINGER_S = {
     Moment.DECODING: 0.3,
 }
 _KEPT_SHARE = 0.04
-_FEW = 12
+# connections, staging memory and their tasks, which each of 8 ways between two workers keeps from its first use
+_FEW = 8 * 5
 _MAX_COMPARED = 100
 
 
@@ -120,7 +121,7 @@ class Aborts:
         return outcome
 
     def _warm_up(self) -> None:
-        """Each way between two workers has been gone before anything is counted."""
+        """What the first requests open for good is open before anything is counted."""
         for seed in range(8):
             prompt = prompts.random_ids(self._models.bundled, 40, seed)
             assert self._system.client.post(COMPLETIONS, body(prompt, 4)).status == 200
@@ -188,7 +189,7 @@ def _num_open() -> int:
 
 
 def _more(what: str, now: int, before: int) -> str:
-    """Why this is more than a system at rest has; a few come and go with what it does by itself."""
+    """Why this is more than a system at rest has, be it that each way was used since."""
     return f"{now} {what} where {before} were" if now > before + _FEW else ""
 
 
