@@ -20,6 +20,7 @@ from core.running_line import RunningLine
 from router.bookings import Bookings
 from router.fair_queue import Entry, FairQueue
 from router.promises import PLACE, Promises
+from router.running_limit import RunningLimit
 from router.tenants import Tenant
 from router.tenants_config import MAX_PRIORITY
 
@@ -28,16 +29,21 @@ _SERVICE_STEP = 0.1
 # of a request's tokens: with so many, what each costs is thought to be as much as what all cost alike
 _TYPICAL_COST = 512.0
 _LARGEST_DECAY = 0.99
+# a worker's clock may end a request so much sooner
+_OVER_S = 0.1
 _PLACE = "place"
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Turn:
-    """One that waits to be called. `cost`: see `Line.place`; `has_waited`: no place was free when it came."""
+    """One that waits to be called, or runs. `cost`: see `Line.place`; `given_s`: its time when it came;
+    `has_waited`: no place was free then.
+    """
 
     called: asyncio.Future[None]
     cost: float
     deadline: Deadline
+    given_s: float
     has_waited: bool = False
 
 
@@ -65,6 +71,7 @@ class Line:
         self._mean_held_s = 0.0
         self._service = RunningLine(_TYPICAL_COST, decay=1.0 - _SERVICE_STEP)
         self._spread = 0.0
+        self._limit = RunningLimit()
         self._largest_cost = 0.0
         self._bookings: Bookings[str] = Bookings()
         self._last_due_at = 0.0
@@ -74,7 +81,7 @@ class Line:
 
     def predicted_wait_s(self, priority: int, num: int = 1) -> float:
         """Until the last of `num` newcomers of that priority would run; 0 where nothing was measured yet."""
-        num_free = self._capacity() - self._num_running if len(self._queue) == 0 else 0
+        num_free = self._room() - self._num_running if len(self._queue) == 0 else 0
         num_turns = self._queue.num_ahead(priority) + num - max(0, num_free)
         return max(0, num_turns) * self._seconds_per_place(num)
 
@@ -95,7 +102,7 @@ class Line:
         is_due = self._bookings.is_due(call, now)
         kept = [] if is_due else self._bookings.kept(_PLACE, now)
         num_kept = math.floor(sum(amount for due_at, amount in kept if due_at <= now))
-        room = self._capacity() + self._max_queue - self._num_running - len(self._queue) - num_kept
+        room = self._room() + self._max_queue - self._num_running - len(self._queue) - num_kept
         if room < num and not is_due and self._promises.try_claim(PLACE, call):
             return  # another router keeps a place for it, and gives that one to somebody else
         if num - room > self._queue.num_below(priority):
@@ -129,7 +136,7 @@ class Line:
 
         `cost` in any unit that is the same for all, here tokens.
         """
-        turn = _Turn(asyncio.get_running_loop().create_future(), cost, deadline)
+        turn = _Turn(asyncio.get_running_loop().create_future(), cost, deadline, deadline.left_s(self._clock))
         now = self._clock.now()
         entry = self._queue.push(turn, tenant.tenant_id, tenant.limits.weight, cost, priority, now)
         self._call_next()
@@ -149,6 +156,7 @@ class Line:
             yield
             is_whole = True
         finally:
+            self._note_end(turn, self._clock.now() - started_at, is_whole)
             self._num_running -= 1
             self._measure(self._clock.now() - started_at, cost, is_whole)
             self._call_next()
@@ -163,7 +171,7 @@ class Line:
 
     def _call_next(self) -> None:
         now = self._clock.now()
-        while self._num_running < self._capacity() and (entry := self._queue.pop(now)) is not None:
+        while self._num_running < self._room() and (entry := self._queue.pop(now)) is not None:
             if entry.item.called.done():
                 continue
             if self._is_too_late(entry.item):
@@ -201,9 +209,20 @@ class Line:
         message = "the request waited until there was no time left to answer it"
         turn.called.set_exception(self._refusal(message, 1, 0, now, reason="deadline"))
 
+    def _room(self) -> int:
+        """How many may run at once, which is less than there are places where that many would be too slow."""
+        return int(min(self._capacity(), self._limit.num))
+
+    def _note_end(self, turn: _Turn, held_s: float, is_whole: bool) -> None:
+        now, mean_s = self._clock.now(), self._service.at(turn.cost)
+        if is_whole:
+            self._limit.answered(held_s, turn.given_s, mean_s, self._num_running, now)
+        elif turn.deadline.left_s(self._clock) < _OVER_S:
+            self._limit.cut_off(held_s, turn.given_s, mean_s, self._num_running, now)
+
     def _seconds_per_place(self, num_more: int = 0) -> float:
         """How often a place becomes free, with `num_more` that take those that are free now."""
-        num_running = max(self._num_running, min(self._capacity(), self._num_running + num_more))
+        num_running = max(self._num_running, min(self._room(), self._num_running + num_more))
         return self._mean_held_s / max(1, num_running)
 
     def _service_s(self, cost: float) -> float:
