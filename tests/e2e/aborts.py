@@ -48,7 +48,7 @@ _LINGER_S = {
     Moment.DECODING: 0.3,
 }
 _KEPT_SHARE = 0.04
-# connections, staging memory and their tasks, which each of 8 ways between two workers keeps from its first use
+# connections, staging memory and tasks that each of 8 ways between two workers keeps from its first use on
 _FEW = 8 * 5
 _MAX_COMPARED = 100
 
