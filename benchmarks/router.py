@@ -32,7 +32,8 @@ from benchmarks.placement_policies import grid, policies
 from cluster.loadtest.goodput import Slo, Summary, summarize
 from cluster.loadtest.traces import TraceRecord, read_trace
 from cluster.simulator.deployment import Deployment
-from cluster.simulator.simulation import Simulation, SiteReport
+from cluster.simulator.pools import SiteReport
+from cluster.simulator.simulation import Simulation
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from cluster.simulator.teller import Way
 from cluster.simulator.workload import arrivals_of

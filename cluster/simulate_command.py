@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from cluster.autoscaler.decision_log import DecisionEvent
 
 _NO_PULL = {"router": {"pull_timeout_s": 0.0}}
 
@@ -41,6 +45,10 @@ def simulate(
     own_hosts: Annotated[
         bool,
         typer.Option("--own-hosts", help="No two workers share cores, though the profile's did."),
+    ] = False,
+    autoscale: Annotated[
+        bool,
+        typer.Option("--autoscale", help="The autoscaler decides, by section autoscaling, from those on."),
     ] = False,
     seed: Annotated[int, typer.Option(help="One seed plays one way.")] = 0,
     file: Annotated[Path | None, typer.Option("--config", help="As of `baton serve`.")] = None,
@@ -93,7 +101,8 @@ def simulate(
         slo = Slo(slo_ttft, slo_itl, attainment=attainment)
         arrivals = arrivals_of(found, speed, spread, seed)
         began = time.perf_counter()
-        outcome = Simulation(deployment, seed).play(arrivals)
+        scaling = replace(config.autoscaling, is_enabled=True) if autoscale else None
+        outcome = Simulation(deployment, seed, scaling=scaling).play(arrivals)
         report = simulated_report(deployment, arrivals, outcome, slo, warm_up, time.perf_counter() - began)
     except ValueError as error:
         raise InvalidConfig(str(error), key="simulate") from error
@@ -102,6 +111,8 @@ def simulate(
     lines = [f"  {line}" for line in (*report.verdict.reasons, *report.verdict.warnings)]
     left_out = f"{len(records) - len(found)} left out as longer than {worker.max_context} tokens"
     told = f"{len(found)} requests, {left_out}; {report.took_s:.1f} s; report in {out}"
+    if autoscale:
+        lines.append(f"  {_told_of(outcome.decisions)}")
     for line in (report.verdict.headline, *lines, told):
         console.print(line, markup=False, soft_wrap=True)
     raise typer.Exit(0 if report.verdict.has_passed else 1)
@@ -152,6 +163,19 @@ def calibrate(
     write_profile(profile, out)
     told = f"{profile.price}; measured steps differ by {profile.typical_error:.0%} (median); in {out}"
     console.print(told, soft_wrap=True)
+
+
+def _told_of(decisions: Sequence[DecisionEvent]) -> str:
+    """How many workers there were, at least, at most and in the end."""
+    pools = [
+        f"{name} {min(counts)} to {max(counts)}, in the end {counts[-1]}"
+        for name, counts in (
+            ("prefill", [event.applied_prefill for event in decisions]),
+            ("decode", [event.applied_decode for event in decisions]),
+        )
+    ]
+    num_flips = sum(len(event.decision.flips) for event in decisions)
+    return f"autoscaler: {'; '.join(pools)}; {num_flips} changes of role in {len(decisions)} decisions"
 
 
 def _make_folder(folder: Path) -> None:

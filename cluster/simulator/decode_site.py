@@ -104,6 +104,10 @@ class DecodeSite:
         """The caller gave up."""
         self.steps.post(self._events.now(), self.loop.cancel, job)
 
+    def drain(self) -> None:
+        """Take no new work from now on, and tell."""
+        self.steps.post(self._events.now(), self._drain)
+
     # ------------------------------------------------------------ the step thread
 
     def step(self) -> bool:
@@ -130,6 +134,10 @@ class DecodeSite:
     @property
     def has_work(self) -> bool:
         return self.loop.has_work
+
+    def _drain(self) -> None:
+        self.loop.is_draining = True
+        self.teller.publish(self.clock.at, self.loop.status())
 
     def _deliver(self, deliveries: Sequence[Delivery], tokens: Sequence[StepTokens]) -> None:
         """What a step brought, at the moment it ended; it is on its way back for `latency_s`."""

@@ -21,10 +21,12 @@ from core.errors import DeadlineExceeded, ServingError
 from core.ids import TicketId, WorkerId
 from core.jobs import CancelJob, GenerateJob, PrefillJob, PrefillResult, SampleStart
 from core.request import Request
+from core.telemetry import TTFTPart
 from router.config import RouterConfig
 from router.decision import Plan
 from router.placer import Chosen
 from router.setbacks import Setbacks
+from router.work_meter import WorkMeter
 
 
 class Dispatch:
@@ -45,7 +47,8 @@ class Dispatch:
         self.events = events
         self.message_s = message_s
         self.chooser = chooser
-        self.placer = SitePlacer(config, fleet, events, chance, chooser, self._freed)
+        self.placer = SitePlacer(config, fleet, events, chance, chooser, self.freed)
+        self.work = WorkMeter()
         self.prefills: dict[WorkerId, PrefillSite] = {}
         self.decodes: dict[WorkerId, DecodeSite] = {}
         self._open: dict[int, Run] = {}
@@ -85,7 +88,19 @@ class Dispatch:
         if run is not None:
             run.give_up()
 
-    def _freed(self) -> None:
+    def add(self, site: PrefillSite | DecodeSite) -> None:
+        """A worker can be called."""
+        if isinstance(site, PrefillSite):
+            self.prefills[site.ref.worker_id] = site
+        else:
+            self.decodes[site.ref.worker_id] = site
+
+    def remove(self, site: PrefillSite | DecodeSite) -> None:
+        """Nothing calls it any more."""
+        del (self.prefills if isinstance(site, PrefillSite) else self.decodes)[site.ref.worker_id]
+
+    def freed(self) -> None:
+        """A request has left its workers, or a worker has come: ask those that are held."""
         if self._held and not self._is_asking:
             self._is_asking = True
             self.events.after(0.0, self._ask_again)
@@ -113,6 +128,7 @@ class Run:
         self._asked_at = 0.0
         self._is_read = False
         self._is_over = False
+        self._work = router.work.open(request.num_prompt_tokens, request.sampling.max_tokens)
 
     # ------------------------------------------------------------ placing
 
@@ -157,6 +173,7 @@ class Run:
     def _go(self, chosen: Chosen) -> None:
         record, now, decision = self._record, self._events.now(), chosen.decision
         self._chosen = chosen
+        self._work.placed()
         record.num_attempts += 1
         record.held_s = now - record.arrival_s
         record.plan = decision.plan.value
@@ -238,6 +255,7 @@ class Run:
         if not self._is_read:
             self._is_read = True
             self._record.num_cached_tokens = num_cached_tokens
+            self._work.first_token(num_cached_tokens, {TTFTPart.PLACE: self._record.held_s})
         if self._router.chooser is not None:
             self._router.chooser.read(self._record.number)
 
@@ -249,6 +267,7 @@ class Run:
         assert callee is not None
         target = decode if callee is prefill else None
         self._leave()
+        self._work.lost()
         try:
             self._setbacks.note(error, callee.ref, None if target is None else target.ref)
         except ServingError as final:
@@ -283,5 +302,8 @@ class Run:
         self._record.ended_s = self._events.now()
         self._record.error = "" if error is None else error.code
         self._router.close(self._record.number)
+        if len(self.token_times) > 1:
+            self._work.next_tokens(len(self.token_times) - 1, self.token_times[-1] - self.token_times[0])
+        self._work.close(len(self.token_times), None)
         self._router.let_go(self)
         self._leave()

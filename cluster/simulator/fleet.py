@@ -56,9 +56,19 @@ class Fleet(WorkerTable):
         self._repairs[ref.worker_id] = _Repair(source, self._shortest_s)
         self.index.join(ref.worker_id, ref.epoch, 2 * announcement.num_blocks)
 
+    def leave(self, ref: WorkerRef) -> None:
+        """A worker is gone, and nothing is placed on it."""
+        del self._entries[ref.worker_id]
+        del self._repairs[ref.worker_id]
+        self.index.forget(ref.worker_id)
+        while self.index.clear_some():
+            pass
+
     def hear(self, ref: WorkerRef, event: WatchEvent) -> None:
-        """One message of a worker."""
-        entry = self._entries[ref.worker_id]
+        """One message of a worker; of one that has left it changes nothing."""
+        entry = self.entry(ref)
+        if entry is None:
+            return
         entry.heard_at = self._events.now()
         if event.status is not None:
             entry.take_status(event.status)
@@ -73,25 +83,27 @@ class Fleet(WorkerTable):
             return
         is_soon = now < repair.until + repair.pause_s
         repair.pause_s = min(_LONGEST_PAUSE_S, 2 * repair.pause_s) if is_soon else self._shortest_s
-        if self._ask(worker_id):
+        if self._ask(worker_id, repair):
             repair.is_open = True
             repair.until = now + repair.pause_s
 
-    def _ask(self, worker_id: WorkerId) -> bool:
+    def _ask(self, worker_id: WorkerId, repair: _Repair) -> bool:
         job = self.index.ask(worker_id)
         if job is not None:
-            self._events.after(self._message_s, self._answer, worker_id, job)
+            self._events.after(self._message_s, self._answer, worker_id, repair, job)
         return job is not None
 
-    def _answer(self, worker_id: WorkerId, job: SnapshotJob) -> None:
-        page = self._repairs[worker_id].source.page(job)
-        self._events.after(self._message_s, self._fill, worker_id, job, page)
+    def _answer(self, worker_id: WorkerId, repair: _Repair, job: SnapshotJob) -> None:
+        page = repair.source.page(job)
+        self._events.after(self._message_s, self._fill, worker_id, repair, job, page)
 
-    def _fill(self, worker_id: WorkerId, job: SnapshotJob, page: BlockPage) -> None:
+    def _fill(self, worker_id: WorkerId, repair: _Repair, job: SnapshotJob, page: BlockPage) -> None:
+        if self._repairs.get(worker_id) is not repair:
+            return
         self.num_pages += 1
         for _ in self.index.fill(worker_id, job, page):
             pass
-        self._repairs[worker_id].is_open = self._ask(worker_id)
+        repair.is_open = self._ask(worker_id, repair)
 
 
 class _Nobody:

@@ -6,7 +6,7 @@ its tokens are sampled and decode has granted room. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,7 +19,7 @@ from cluster.simulator.site_runner import VOCAB_SIZE, SiteRunner
 from cluster.simulator.site_steps import SiteSteps
 from cluster.simulator.step_price import LinkPrice
 from cluster.simulator.teller import Teller
-from core.errors import ServingError
+from core.errors import ServingError, WorkerDraining
 from core.handoff import HandoffTicket, TicketState
 from core.ids import TicketId, WorkerId, WorkerRef
 from core.jobs import PrefillJob, PrefillResult
@@ -81,7 +81,7 @@ class PrefillSite:
         events: Events,
         teller: Teller,
         link: LinkPrice,
-        targets: dict[WorkerId, Receiving],
+        targets: Mapping[WorkerId, Receiving],
     ) -> None:
         self.ref = ref
         self.runner = runner
@@ -112,6 +112,9 @@ class PrefillSite:
 
     def prefill(self, job: PrefillJob, answer: Answer) -> None:
         """A call comes in; `answer` hears of its outcome when the reply has got back."""
+        if self.loop.is_draining:
+            self.send(answer, WorkerDraining("this worker takes no new work", worker_id=self.ref.worker_id))
+            return
         try:
             prompt = new_prompt(job, self.runner.max_context, VOCAB_SIZE, self._events.now())
         except ServingError as error:
@@ -130,6 +133,11 @@ class PrefillSite:
             if call.handoff is not None:
                 call.handoff.stop(error.code)
             self.post(self.loop.cancel, call.prompt, error)
+
+    def drain(self) -> None:
+        """Take no new work from now on, and tell."""
+        self.loop.is_draining = True
+        self.post(lambda: self.teller.publish(self.clock.at, self.loop.status()))
 
     def post(self, command: Callable[..., object], *arguments: object) -> None:
         """Something for the step thread, now."""

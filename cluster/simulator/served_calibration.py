@@ -13,7 +13,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from cluster.simulator.profile import Profile
 from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import Features, StepPrice
 
-_MIN_GAPS = 8
+_MIN_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +95,15 @@ class ServedCalibration:
         )
 
     async def _stream(self, service: _Service, num: int, batch: int, asked: Questions) -> Measured:
-        gaps: list[float] = []
+        paces: list[float] = []
         for _ in range(asked.runs):
             calls = await asyncio.gather(*(service.ask(num, asked.num_output) for _ in range(batch)))
-            gaps += gaps_between(_records(calls))
-        if len(gaps) < _MIN_GAPS:
+            pace_s = pace_of(_records(calls))
+            if pace_s is not None:
+                paces.append(pace_s)
+        if not paces:
             raise ValueError(f"{batch} streams behind {num} tokens did not run side by side")
-        seconds = statistics.median(gaps)
+        seconds = statistics.median(paces)
         self._tell(f"{batch} streams behind {num} tokens: {1e3 * seconds:.1f} ms a token")
         kv_tokens = batch * (num + asked.num_output / 2)
         return Measured((1.0, 0.0, 0.0, float(batch), kv_tokens), seconds)
@@ -196,11 +197,13 @@ def front_of(reads: Sequence[Read], message_s: float) -> FrontPrice:
     return FrontPrice(max(0.0, float(level)), float(slope))
 
 
-def gaps_between(records: Sequence[RequestRecord]) -> list[float]:
-    """Between two tokens of a stream, as long as all of them run."""
+def pace_of(records: Sequence[RequestRecord]) -> float | None:
+    """Seconds of a step while all of them stream; None if they hardly do. Tokens may come several at a time,
+    so it is their number in that time that counts, not the pauses between them.
+    """
     first, last = _common(records)
-    times = [[when for when in record.event_times_s if first <= when <= last] for record in records]
-    return [after - before for row in times for before, after in pairwise(row)]
+    num_steps = _num_between(records, first, last)
+    return (last - first) / num_steps if num_steps >= _MIN_STEPS else None
 
 
 def _common(records: Sequence[RequestRecord]) -> tuple[float, float]:

@@ -10,59 +10,54 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cluster.autoscaler.config import AutoscalingConfig
+from cluster.autoscaler.decision_log import DecisionEvent
 from cluster.simulator.choosing import Chooser
-from cluster.simulator.decode_site import DecodeSite
 from cluster.simulator.deployment import Deployment
 from cluster.simulator.dispatch import Dispatch
-from cluster.simulator.events import Events, SiteClock
+from cluster.simulator.events import Events
 from cluster.simulator.fleet import Fleet
-from cluster.simulator.handoff import Receiving
-from cluster.simulator.prefill_site import PrefillSite
+from cluster.simulator.pools import Pools, SiteReport, check
 from cluster.simulator.record import Record
-from cluster.simulator.sharing import Host
-from cluster.simulator.site_runner import SiteRunner
-from cluster.simulator.teller import Teller
+from cluster.simulator.scaler import Scaler
 from cluster.simulator.workload import Arrival
-from core.ids import Epoch, Role, WorkerId, WorkerRef
-from core.worker_status import Announcement
+from core.ids import Role
 
 _MAX_TOKENS = 2048
 _REPEAT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SiteReport:
-    """What one worker did. `busy_s`: seconds of steps; tokens are of prompts."""
-
-    worker_id: str
-    role: str
-    num_steps: int
-    busy_s: float
-    num_query_tokens: int
-    num_hit_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """All requests in the order of their arrival, all workers by name. `ended_s`: when the last one ended.
-    `num_pages`: told to mend views of blocks; `num_events`: that the simulation took."""
+    `num_pages`: told to mend views of blocks; `num_events`: that the simulation took. `decisions`:
+    the autoscaler's.
+    """
 
     records: list[Record]
     sites: list[SiteReport]
     ended_s: float
     num_pages: int
     num_events: int
+    decisions: tuple[DecisionEvent, ...] = ()
 
 
 class Simulation:
     """One run: `play` once. The same seed plays the same."""
 
-    def __init__(self, deployment: Deployment, seed: int = 0, chooser: Chooser | None = None) -> None:
+    def __init__(
+        self,
+        deployment: Deployment,
+        seed: int = 0,
+        chooser: Chooser | None = None,
+        scaling: AutoscalingConfig | None = None,
+    ) -> None:
+        """`scaling`: the autoscaler decides, beginning with the deployment's workers. Raises ValueError for
+        pools that may have no worker.
+        """
         self.events = Events()
         self._deployment = deployment
-        self._chance = random.Random(seed)
         self._last_s = 0.0
-        self._host = Host(deployment.sharing) if deployment.sharing is not None else None
         message_s = deployment.link.latency_s
         self.fleet = Fleet(deployment.router, self.events, message_s)
         self.router = Dispatch(
@@ -74,11 +69,14 @@ class Simulation:
             chooser,
             deployment.front,
         )
-        for number in range(deployment.num_decode):
-            self._add_decode(number)
-        targets: dict[WorkerId, Receiving] = dict(self.router.decodes.items())
-        for number in range(deployment.num_prefill):
-            self._add_prefill(number, targets)
+        self.pools = Pools(deployment, self.events, self.fleet, self.router, random.Random(seed))
+        for _ in range(deployment.num_decode):
+            self.pools.start(Role.DECODE)
+        for _ in range(deployment.num_prefill):
+            self.pools.start(Role.PREFILL)
+        self._scaler = None
+        if scaling is not None:
+            self._scaler = Scaler(scaling, self.events, self.fleet, self.router, self.pools)
 
     def play(self, arrivals: Sequence[Arrival]) -> Outcome:
         """Serve all of `arrivals`, in their order."""
@@ -86,34 +84,34 @@ class Simulation:
             Record(item.number, item.arrival_s, item.record.num_prompt_tokens, item.record.num_output_tokens)
             for item in arrivals
         ]
-        for site in self._sites():
-            site.teller.publish(0.0, site.loop.status())
         if arrivals:
             self._last_s = arrivals[-1].arrival_s
             self.events.at(arrivals[0].arrival_s, self._arrive, arrivals, records, 0)
         self.events.after(_REPEAT_S, self._repeat)
+        if self._scaler is not None:
+            self._scaler.begin(lambda: self._is_going_on)
         self.events.run()
         self.check()
-        sites = [_report(site) for site in self._sites()]
+        sites = sorted(self.pools.reports(), key=lambda site: (site.role != "prefill", site.worker_id))
         ended_s = max((record.ended_s for record in records), default=0.0)
-        return Outcome(records, sites, ended_s, self.fleet.num_pages, self.events.num_made)
+        decisions = () if self._scaler is None else tuple(self._scaler.decisions)
+        return Outcome(records, sites, ended_s, self.fleet.num_pages, self.events.num_made, decisions)
 
     def check(self) -> None:
         """Assert that nothing is left anywhere: no request, no ticket, no block that somebody holds."""
         assert self.router.num_open == 0, f"{self.router.num_open} requests have not ended"
-        for site in self._sites():
-            site.loop.check()
-            assert not site.has_work, f"{site.ref.worker_id} still has work"
-            assert site.runner.cache.allocator.num_held == 0
-        for entry in self.fleet.entries():
-            assert entry.num_reserved_seqs == 0, f"{entry.ref.worker_id} is reserved"
+        check(self.pools.sites(), self.fleet)
+
+    @property
+    def _is_going_on(self) -> bool:
+        return self.events.now() < self._last_s or self.router.num_open > 0
 
     def _repeat(self) -> None:
         """Workers without work are heard, too."""
-        for site in self._sites():
+        for site in self.pools.sites():
             if not site.has_work:
                 site.teller.repeat()
-        if self.events.now() < self._last_s or self.router.num_open:
+        if self._is_going_on:
             self.events.after(_REPEAT_S, self._repeat)
 
     def _arrive(self, arrivals: Sequence[Arrival], records: Sequence[Record], index: int) -> None:
@@ -122,67 +120,3 @@ class Simulation:
             self.events.at(arrivals[index + 1].arrival_s, self._arrive, arrivals, records, index + 1)
         max_tokens = 1 if self._deployment.is_length_known else _MAX_TOKENS
         self.router.serve(item.request(max_tokens), records[index], self._deployment.timeout_s)
-
-    def _sites(self) -> list[PrefillSite | DecodeSite]:
-        return [*self.router.prefills.values(), *self.router.decodes.values()]
-
-    def _add_prefill(self, number: int, targets: dict[WorkerId, Receiving]) -> None:
-        ref = WorkerRef(WorkerId(f"prefill-{number:03}"), Role.PREFILL, Epoch(1), "")
-        runner, clock, teller = self._parts(ref)
-        deployment = self._deployment
-        site = PrefillSite(
-            *(ref, runner, clock, deployment.prefill, self.events, teller, deployment.link, targets)
-        )
-        self.router.prefills[ref.worker_id] = site
-        self._enter(ref, teller)
-
-    def _add_decode(self, number: int) -> None:
-        ref = WorkerRef(WorkerId(f"decode-{number:03}"), Role.DECODE, Epoch(1), "")
-        runner, clock, teller = self._parts(ref)
-        deployment = self._deployment
-        site = DecodeSite(
-            *(ref, runner, clock, deployment.decode, self.events, teller, deployment.link),
-            # a step that would repeat the last one may still take longer, if another worker has begun
-            is_leaping=deployment.is_leaping and self._host is None,
-        )
-        self.router.decodes[ref.worker_id] = site
-        self._enter(ref, teller)
-
-    def _parts(self, ref: WorkerRef) -> tuple[SiteRunner, SiteClock, Teller]:
-        deployment, clock = self._deployment, SiteClock()
-        runner = SiteRunner(
-            deployment.layout,
-            deployment.num_blocks,
-            deployment.max_context,
-            deployment.price,
-            clock,
-            self._host,
-        )
-        chance = random.Random(self._chance.random())
-        return runner, clock, Teller(ref, self.events, deployment.way, chance, self.fleet.hear)
-
-    def _enter(self, ref: WorkerRef, teller: Teller) -> None:
-        deployment = self._deployment
-        announcement = Announcement(
-            ref=ref,
-            model=deployment.layout.model,
-            layout=deployment.layout,
-            max_context=deployment.max_context,
-            pid=0,
-            node=ref.worker_id if self._host is None else "host",
-            home_pool=ref.role.value,
-            num_blocks=deployment.num_blocks,
-        )
-        self.fleet.enter(announcement, teller)
-
-
-def _report(site: PrefillSite | DecodeSite) -> SiteReport:
-    cache, runner = site.runner.cache, site.runner
-    return SiteReport(
-        site.ref.worker_id,
-        site.ref.role.value,
-        runner.num_steps,
-        runner.busy_s,
-        cache.num_query_tokens,
-        cache.num_hit_tokens,
-    )

@@ -59,6 +59,11 @@ class BytelessPool:
         """There are no bytes to clear."""
 
 
+def new_cache(layout: KVLayout, num_blocks: int) -> KVCache:
+    """An empty one, without bytes."""
+    return KVCache(cast(KVPool, BytelessPool(layout, num_blocks)), BlockAllocator(num_blocks))
+
+
 class SiteRunner:
     """Each step ends when it has begun, by the worker's own clock. A sampled token is always an end of
     sequence: requests come with `min_tokens`, before which it does not count, so answers have the length that
@@ -75,12 +80,17 @@ class SiteRunner:
         price: StepPrice,
         clock: SiteClock,
         host: Host | None = None,
+        cache: KVCache | None = None,
     ) -> None:
-        """`host`: whose cores are shared with other workers; None: this one has cores of its own."""
+        """`host`: whose cores are shared with other workers; None: this one has cores of its own. `cache`: of
+        the same worker in another role.
+        """
         self.layout = layout
         self.max_context = max_context
         self.model_config = SiteModel()
-        self.cache = KVCache(cast(KVPool, BytelessPool(layout, num_blocks)), BlockAllocator(num_blocks))
+        self.cache = cache or KVCache(
+            cast(KVPool, BytelessPool(layout, num_blocks)), BlockAllocator(num_blocks)
+        )
         self.num_steps = 0
         self.busy_s = 0.0
         self.price = price

@@ -47,6 +47,12 @@ class Teller:
         self._pending: list[BlockEvent] = []
         self._status: WorkerStatus | None = None
 
+    def successor(self, ref: WorkerRef) -> Teller:
+        """Of the same worker in another role. Who asks for its blocks gets to know those it has already."""
+        other = Teller(ref, self._events, self._way, self._chance, self._hear)
+        other._blocks = self._blocks
+        return other
+
     def note(self, events: Sequence[BlockEvent]) -> None:
         """Blocks came or went."""
         self._pending += events

@@ -51,10 +51,22 @@ def test_settings_reach_the_simulated_workers(tmp_path: Path) -> None:
     assert [name for name, _ in report.machine] == ["decode-000"]
 
 
+def test_the_autoscalers_decisions_are_a_log_that_replays(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    limits = ("--autoscaling.max_decode_workers=2", "--autoscaling.startup_s=1")
+    result = simulate(tmp_path, "--autoscale", f"--autoscaling.log_file={log}", *limits)
+    assert result.exit_code == 0, result.output
+    assert "autoscaler: prefill 1 to 1, in the end 1; decode 1 to" in result.output
+    replayed = CliRunner().invoke(app, ["decisions", "replay", str(log)])
+    assert replayed.exit_code == 0, replayed.output
+    assert "none of them otherwise" in replayed.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("--speed", "0"), "speed"),
+        (("--autoscale", "--autoscaling.min_decode_workers=0"), "min_decode_workers"),
         (("--speed=-1",), "speed"),
         (("--spread=-1",), "spread"),
         (("--attainment", "7"), "attainment"),

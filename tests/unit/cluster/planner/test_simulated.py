@@ -56,10 +56,12 @@ def test_what_is_cached_of_a_prompt_is_part_of_it() -> None:
 
 def test_the_counts_found_are_enough_and_one_worker_less_of_either_kind_is_not() -> None:
     trials: list[Trial] = []
-    search = _search(12.0, trials)
+    search = _search(18.0, trials)
     found = search.disaggregated(1, 1)
     assert found.is_enough
-    assert found.num_prefill > 1, "a tenth of a second for each prompt: one worker does not keep up with 12/s"
+    assert found.num_prefill > 1, (
+        "a tenth of a second for each prompt: one does not keep up, with decode's help"
+    )
     for less in ((1, 0), (0, 1)):
         prefill, decode = found.num_prefill - less[0], found.num_decode - less[1]
         if prefill > 0 and decode > 0:

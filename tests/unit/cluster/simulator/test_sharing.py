@@ -1,0 +1,71 @@
+"""Workers of one host slow each other down, and a router's time is a request's, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.simulator.front import Front, FrontPrice
+from cluster.simulator.sharing import Host, Sharing
+from engine.step import StepPlan
+from tests.unit.cluster.simulator.world import conversations, played
+
+SHARING = Sharing(2, reading=1.9, decoding=1.6)
+DECODING = StepPlan(())
+
+
+def test_a_step_is_slower_exactly_while_another_worker_of_the_host_computes() -> None:
+    host = Host(SHARING)
+    assert host.seconds("p", 1.0, DECODING, 0.5) == 0.5
+    assert host.seconds("d", 1.2, DECODING, 0.1) == pytest.approx(0.16)
+    assert host.seconds("p", 1.5, DECODING, 0.5) == 0.5  # who computed last ended long ago
+    assert not host.is_beside("p", 1.5)
+    assert host.is_beside("d", 1.9)
+
+
+def test_a_workers_gap_between_two_steps_is_no_rest() -> None:
+    host = Host(SHARING)
+    host.seconds("p", 0.0, DECODING, 1.0)
+    assert host.is_beside("d", 1.015)
+    assert not host.is_beside("d", 1.03)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [((0, 1.0, 1.0), "num_cores"), ((2, 0.9, 1.0), "reading"), ((2, 1.0, float("nan")), "decoding")],
+)
+def test_a_sharing_that_cannot_be_is_named(values: tuple[Any, ...], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        Sharing(*values)
+
+
+def test_requests_wait_for_the_router_one_after_the_other() -> None:
+    front = Front(FrontPrice(request_s=0.01, token_s=1e-4))
+    assert front.ready_at(1.0, 100) == pytest.approx(1.02)
+    assert front.ready_at(1.0, 0) == pytest.approx(1.03)
+    assert front.ready_at(5.0, 0) == pytest.approx(5.01)
+    with pytest.raises(ValueError, match="token_s"):
+        FrontPrice(token_s=-1.0)
+
+
+def test_a_simulation_on_one_host_is_slower_and_one_behind_a_slow_router_later() -> None:
+    arrivals = conversations(30)
+    apart, together = played(arrivals), played(arrivals, sharing=SHARING)
+    assert sum(record.ended_s for record in together.records) > sum(
+        record.ended_s for record in apart.records
+    )
+    late = played(arrivals, front=FrontPrice(request_s=0.2))
+    for one, other in zip(arrivals, late.records, strict=True):
+        assert other.token_times[0] >= one.arrival_s + 0.2
+
+
+def test_a_load_tests_answers_end_by_their_own_length() -> None:
+    arrivals = conversations(20)
+    single = [replace(item, record=replace(item.record, num_output_tokens=1)) for item in arrivals]
+    outcome = played(single, is_length_known=True)
+    # whoever says that one token is all needs no decode worker
+    assert "prefill_only" in {record.plan for record in outcome.records}
+    assert "prefill_only" not in {record.plan for record in played(single).records}
+    assert all(len(record.token_times) == 1 for record in outcome.records)
