@@ -12,6 +12,7 @@ from functools import partial
 from typing import Protocol
 
 from cluster.simulator.events import Events, SiteClock
+from cluster.simulator.site_runner import SiteRunner
 from cluster.simulator.site_steps import SiteSteps
 from cluster.simulator.step_price import LinkPrice
 from core.errors import HandoffError, ServingError
@@ -20,6 +21,7 @@ from decode_worker.decode_loop import DecodeLoop
 
 _KEEPALIVE_S = 1.0
 _NO_BYTES = b""
+_NUM_MESSAGES = 3  # from a prompt's last step to the first one of its stream
 
 
 @dataclass(eq=False, slots=True)
@@ -32,6 +34,7 @@ class Port:
 class Receiving(Protocol):
     """The decode worker of a handoff."""
 
+    runner: SiteRunner
     loop: DecodeLoop
     clock: SiteClock
     steps: SiteSteps
@@ -95,6 +98,10 @@ class Handoff:
             self._push(first_index, num_blocks)
         else:
             self._waiting.append((first_index, num_blocks))
+
+    def expect(self, when: float) -> None:
+        """The prompt will have been read at `when`, and is decoded a few messages later."""
+        self._target.runner.coming(when + _NUM_MESSAGES * self._link.latency_s)
 
     def finish(self) -> None:
         """All blocks are added."""

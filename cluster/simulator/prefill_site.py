@@ -199,7 +199,10 @@ class PrefillSite:
             self._later(handoff.add_blocks, first_index, len(block_ids))
 
     def computed(self, prompt: Prompt, result: PrefillResult, is_finished: bool) -> None:
-        self._later(self._computed, self._calls[prompt], result, is_finished)
+        call = self._calls[prompt]
+        if call.handoff is not None and not is_finished:
+            call.handoff.expect(self.clock.at)
+        self._later(self._computed, call, result, is_finished)
 
     def failed(self, prompt: Prompt, error: ServingError) -> None:
         call = self._calls.get(prompt)

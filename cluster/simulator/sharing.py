@@ -45,6 +45,12 @@ class Host:
             other is not worker and until > at - _LINGER_S for other, until in self._busy_until.items()
         )
 
+    def coming(self, worker: object, at: float) -> None:
+        """`worker` has something to do from then on: a step of another one that begins just before is beside
+        it for nearly all of its time.
+        """
+        self._busy_until[worker] = max(at, self._busy_until.get(worker, 0.0))
+
     def seconds(self, worker: object, at: float, plan: StepPlan, alone_s: float) -> float:
         """What a step takes that would take `alone_s` alone; it begins now."""
         seconds = alone_s

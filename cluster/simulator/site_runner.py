@@ -119,6 +119,11 @@ class SiteRunner:
             streams=_ends(num_streams) if num_streams else no_tokens(),
         )
 
+    def coming(self, at: float) -> None:
+        """What another worker of the host has just read goes on here, from then on."""
+        if self._host is not None:
+            self._host.coming(self, at)
+
     def note_steps(self, num_steps: int, seconds: float) -> None:
         """So many were taken."""
         self.num_steps += num_steps

@@ -32,6 +32,13 @@ def test_a_workers_gap_between_two_steps_is_no_rest() -> None:
     assert not host.is_beside("d", 1.03)
 
 
+def test_a_step_that_begins_when_its_neighbour_is_about_to_is_beside_it() -> None:
+    host = Host(SHARING)
+    host.coming("d", 1.003)
+    assert host.seconds("p", 1.0, DECODING, 0.5) == pytest.approx(0.8)
+    assert not host.is_beside("p", 1.1)
+
+
 @pytest.mark.parametrize(
     ("values", "named"),
     [((0, 1.0, 1.0), "num_cores"), ((2, 0.9, 1.0), "reading"), ((2, 1.0, float("nan")), "decoding")],
