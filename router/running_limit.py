@@ -2,21 +2,24 @@
 
 There may be far more places than the workers serve well at a time: then all that run share what the workers
 do, each takes longer the more there are, and in the end all of them too long. Found from what happens: once
-many are cut off by their deadlines the limit falls to what the workers do in two fifths of the time that a
-request has, and opens again by answers that took no more than that. A client in a hurry closes nothing: even
-quick answers take what it gives. Pure; time is an argument.
+many are cut off by their deadlines the limit falls, to what the workers do in two fifths of the time that a
+request has, but by no more than to a quarter. From then on each answer that took less than half of its time
+opens it a little, and each that took more than three fifths closes it a little, unless quick answers take as
+much. A client in a hurry closes nothing: even quick answers take what it gives. Pure; time is an argument.
 """
 
 from __future__ import annotations
 
 import math
 
-_USED_PART = 0.4
-_OPENING = 0.5
+_FALL_TO_PART, _OPENING_PART, _CLOSING_PART = 0.4, 0.5, 0.6
+_STEP = 0.5
+_LARGEST_FALL = 4.0
 _FEWEST = 2.0
-# a quick answer's time: each that took longer moves it up by so much of the difference
-_QUICK_STEP = 0.02
-_FAR_MORE = 2.0
+# a quick answer's time: each that took longer moves it up by so much of the difference, far less than a crowd
+# that slows all of them lasts
+_QUICK_STEP = 0.002
+_LITTLE_MORE, _FAR_MORE = 1.25, 1.5
 # of those that ended: fewer that were cut off are what long answers come to, however few run
 _MANY = 0.2
 _SHARE_STEP = 0.05
@@ -47,8 +50,13 @@ class RunningLimit:
         self._quick_s = min(self._quick_s, held_s) + _QUICK_STEP * slower_s
         self._num_ended = self._ended(now, mean_s) + 1.0
         self._ended_at = now
-        if held_s < _USED_PART * given_s and num_running + 1.0 >= self._limit:
-            self._limit += _OPENING
+        if held_s > max(_CLOSING_PART * given_s, _FAR_MORE * self._quick_s):
+            self._limit = max(_FEWEST, self._limit - _STEP)
+        elif (
+            held_s < max(_OPENING_PART * given_s, _LITTLE_MORE * self._quick_s)
+            and num_running + 1.0 >= self._limit
+        ):
+            self._limit += _STEP
 
     def cut_off(self, held_s: float, given_s: float, mean_s: float, num_running: int, now: float) -> None:
         """The time of one was over before its answer was whole."""
@@ -59,7 +67,8 @@ class RunningLimit:
             return
         self._cut_at = now
         ends_per_s = self._ended(now, mean_s) / max(1.0, mean_s)
-        self._limit = max(_FEWEST, min(self._limit, num_running, _USED_PART * given_s * ends_per_s))
+        in_time = _FALL_TO_PART * given_s * ends_per_s
+        self._limit = max(_FEWEST, min(self._limit, num_running, max(in_time, num_running / _LARGEST_FALL)))
 
     def _ended(self, now: float, mean_s: float) -> float:
         """Answers of late, those of more than a service time ago for less and less."""

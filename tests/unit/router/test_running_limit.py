@@ -57,8 +57,24 @@ def test_one_wave_of_late_ones_closes_it_once_and_quick_answers_open_it() -> Non
     closed = limit.num
     cut(limit, 20, 10.0, now + 5.0)
     assert limit.num == closed
-    answer(limit, 20, 6.0, int(closed), now)  # slow ones open nothing, nor do those that had room
-    answer(limit, 20, 2.0, int(closed) // 2, now)
+    answer(limit, 20, 2.0, int(closed) // 2, now)  # those had room
+    answer(limit, 20, 5.5, 60, now)  # no less time would be better
     assert limit.num == closed
     answer(limit, 20, 2.0, 60, now)
     assert limit.num == closed + 10.0
+
+
+def test_answers_that_come_late_close_it_before_any_comes_too_late() -> None:
+    limit = RunningLimit()
+    now = answer(limit, 40, 2.0, 60)
+    cut(limit, 20, 10.0, now)
+    closed = limit.num
+    answer(limit, 4, 7.0, int(closed), now)
+    assert limit.num == closed - 2.0
+
+
+def test_it_falls_to_no_less_than_a_quarter_at_once() -> None:
+    limit = RunningLimit()
+    answer(limit, 2, 2.0, 60)
+    cut(limit, 20, 10.0, 30.0)  # no answer for long: what the workers do is not known
+    assert limit.num == 15.0
