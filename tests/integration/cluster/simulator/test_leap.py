@@ -41,6 +41,7 @@ def event_log(monkeypatch: pytest.MonkeyPatch, is_leaping: bool) -> tuple[list[A
     return log, outcome.num_events
 
 
+@pytest.mark.timeout(600)  # ten seconds of processor, on however busy a machine
 def test_a_thousand_requests_have_the_event_log_of_stepping(monkeypatch: pytest.MonkeyPatch) -> None:
     leaping, num_leaping = event_log(monkeypatch, is_leaping=True)
     stepping, num_stepping = event_log(monkeypatch, is_leaping=False)

@@ -21,6 +21,9 @@ from cluster.simulator.workload import Arrival, arrivals_of
 from core.ids import Role
 from tests.unit.cluster.simulator.world import SMALL
 
+# some seconds of processor each, on however busy a machine
+pytestmark = pytest.mark.timeout(600)
+
 PRICE = StepPrice(fixed_s=0.06, token_s=400e-6, pair_s=10e-9, stream_s=3e-3, kv_s=500e-9)
 CONFIG = AutoscalingConfig(
     is_enabled=True,
