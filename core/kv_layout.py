@@ -31,6 +31,10 @@ class KVLayout:
     dtype: str = "float32"
     scales: str = "none"
 
+    def __hash__(self) -> int:
+        """Of the name, which is known already: layouts are looked up for each worker at each placement."""
+        return hash(self.fingerprint)
+
     @cached_property
     def fingerprint(self) -> str:
         """A short stable name of this layout."""
@@ -56,6 +60,8 @@ class KVLayout:
 
     def can_become(self, other: KVLayout) -> bool:
         """Whether blocks can be handed over as `other`'s: only their size differs, by whole blocks."""
+        if self == other:
+            return True
         small, large = sorted((self.block_size, other.block_size))
         return large % small == 0 and replace(self, block_size=other.block_size) == other
 

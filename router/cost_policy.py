@@ -180,13 +180,17 @@ class _Costs:
         readings = [self._remote_reading(worker, sources.get(worker.layout)) for worker in prefills]
         if self._demand.is_ended_by_prefill:
             return [_Option(Plan.PREFILL_ONLY, reading.cost, reading) for reading in readings]
-        targets = [decoding for decoding in decodings if decoding.worker.is_handoff_target]
-        return [
-            self._pair(reading, target)
-            for layout in {target.worker.layout for target in targets}
-            for reading in self._paired([item for item in readings if item.worker.layout.can_become(layout)])
-            for target in self._paired([item for item in targets if item.worker.layout == layout])
-        ]
+        by_layout: dict[KVLayout, list[_Decoding]] = {}
+        for decoding in decodings:
+            if decoding.worker.is_handoff_target:
+                by_layout.setdefault(decoding.worker.layout, []).append(decoding)
+        options = []
+        for layout, targets in by_layout.items():
+            fitting = {found: found.can_become(layout) for found in {item.worker.layout for item in readings}}
+            paired = self._paired(targets)
+            for reading in self._paired([item for item in readings if fitting[item.worker.layout]]):
+                options += [self._pair(reading, target) for target in paired]
+        return options
 
     def local(self, decoding: _Decoding) -> _Option:
         """Read in chunks between the steps of the streams, which wait for them."""
