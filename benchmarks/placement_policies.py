@@ -49,8 +49,8 @@ def policies(is_aggregated: bool) -> list[Policy]:
 
 
 TUNED = {
-    False: (KvCost(local_tokens=2048), CacheAware(threshold=0.3, abs_limit=8, rel_limit=1.2)),
-    True: (KvCost(is_product=True), CacheAware(threshold=0.3, abs_limit=8, rel_limit=1.2)),
+    False: (KvCost(local_tokens=2048), CacheAware(threshold=0.6, abs_limit=2, rel_limit=1.2)),
+    True: (KvCost(is_product=True), CacheAware(threshold=0.6, abs_limit=64, rel_limit=1.2)),
 }
 
 
