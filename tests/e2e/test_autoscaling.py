@@ -17,6 +17,8 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 from tests.e2e.scaling import ask, asking, replayed, wait_replicas
 
+pytestmark = pytest.mark.timeout(600)
+
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
