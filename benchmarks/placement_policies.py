@@ -49,7 +49,10 @@ def policies(is_aggregated: bool) -> list[Policy]:
 
 
 TUNED = {
-    False: (KvCost(local_tokens=2048), CacheAware(threshold=0.6, abs_limit=2, rel_limit=1.2)),
+    False: (
+        KvCost(local_tokens=16384, local_ratio=1.0),
+        CacheAware(threshold=0.6, abs_limit=2, rel_limit=1.2),
+    ),
     True: (KvCost(is_product=True), CacheAware(threshold=0.6, abs_limit=64, rel_limit=1.2)),
 }
 
@@ -60,6 +63,7 @@ def grid(is_aggregated: bool) -> Iterator[Policy]:
         costs = [KvCost(scale=scale) for scale in (0.5, 1.0, 2.0, 4.0)]
     else:
         costs = [KvCost(local_tokens=tokens) for tokens in (0, 2048, 8192, 32768)]
+        costs += [KvCost(local_tokens=tokens, local_ratio=1.0) for tokens in (1024, 4096, 8192, 16384, 32768)]
     costs += [KvCost(credit=0.75), KvCost(is_product=True), KvCost(decay=1.0), KvCost(temperature=0.05)]
     for cost in costs:
         yield Policy(repr(cost), make=kv_cost(cost))
