@@ -13,6 +13,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,14 @@ from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import Features, StepPrice
 
 _MIN_STEPS = 8
+_ASSUMED_STEP_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
     """What is asked, each `runs` times: `prompts` of so many tokens alone; `batches` of streams behind
-    prompts of `contexts` tokens, `num_output` tokens each; prompts of `read_beside` tokens while `beside`
-    streams run.
+    prompts of `contexts` tokens, `num_output` tokens while all run; prompts of `read_beside` tokens while
+    `beside` streams run.
     """
 
     prompts: tuple[int, ...] = (16, 64, 128, 256, 512, 1024)
@@ -69,12 +71,12 @@ class ServedCalibration:
             for _ in range(3):
                 await service.ask(64, 8)
             reads = [await self._read(service, num, asked.runs) for num in asked.prompts]
-            streams = [
-                await self._stream(service, num, batch, asked)
-                for num in asked.contexts
-                for batch in asked.batches
-                if num + asked.num_output < profile.max_context
-            ]
+            streams: list[Measured] = []
+            for num, batch in product(asked.contexts, asked.batches):
+                step_s = streams[-1].seconds if streams else _ASSUMED_STEP_S
+                num_output = asked.num_output + num_while_read(reads, num, batch, step_s)
+                if num + num_output < profile.max_context:
+                    streams.append(await self._stream(service, num, batch, num_output, asked.runs))
             price, error = fit_price([read.measured for read in reads] + streams)
             sharing = await self._beside(service, price, asked, profile.sharing)
         front = front_of(reads, profile.link.latency_s)
@@ -94,10 +96,10 @@ class ServedCalibration:
             num_tokens, Measured(features_of_prompt(num_tokens, self._token_budget), prefill_s), rest_s
         )
 
-    async def _stream(self, service: _Service, num: int, batch: int, asked: Questions) -> Measured:
+    async def _stream(self, service: _Service, num: int, batch: int, num_output: int, runs: int) -> Measured:
         paces: list[float] = []
-        for _ in range(asked.runs):
-            calls = await asyncio.gather(*(service.ask(num, asked.num_output) for _ in range(batch)))
+        for _ in range(runs):
+            calls = await asyncio.gather(*(service.ask(num, num_output) for _ in range(batch)))
             pace_s = pace_of(_records(calls))
             if pace_s is not None:
                 paces.append(pace_s)
@@ -105,7 +107,7 @@ class ServedCalibration:
             raise ValueError(f"{batch} streams behind {num} tokens did not run side by side")
         seconds = statistics.median(paces)
         self._tell(f"{batch} streams behind {num} tokens: {1e3 * seconds:.1f} ms a token")
-        kv_tokens = batch * (num + asked.num_output / 2)
+        kv_tokens = batch * (num + num_output / 2)
         return Measured((1.0, 0.0, 0.0, float(batch), kv_tokens), seconds)
 
     async def _beside(
@@ -185,6 +187,15 @@ def features_of_prompt(num_tokens: int, token_budget: int) -> Features:
         num_steps += 1
         pairs += num_new * (start + 0.5 * num_new)
     return float(num_steps), float(num_tokens), pairs, 0.0, 0.0
+
+
+def num_while_read(reads: Sequence[Read], num_tokens: int, batch: int, step_s: float) -> int:
+    """How many tokens the first of `batch` streams has got when the last one's prompt has been read: twice
+    what reading takes alone, since the streams run beside it.
+    """
+    lengths, seconds = [read.num_tokens for read in reads], [read.measured.seconds for read in reads]
+    read_s = float(np.interp(num_tokens, lengths, seconds))
+    return int(2.0 * (batch - 1) * read_s / step_s)
 
 
 def front_of(reads: Sequence[Read], message_s: float) -> FrontPrice:

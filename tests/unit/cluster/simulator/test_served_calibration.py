@@ -6,7 +6,13 @@ import pytest
 
 from cluster.loadtest.record import Outcome, RequestRecord
 from cluster.simulator.fit import Measured
-from cluster.simulator.served_calibration import Read, features_of_prompt, front_of, pace_of
+from cluster.simulator.served_calibration import (
+    Read,
+    features_of_prompt,
+    front_of,
+    num_while_read,
+    pace_of,
+)
 
 
 def record(*times: float) -> RequestRecord:
@@ -40,3 +46,10 @@ def test_what_prompts_wait_for_besides_steps_is_the_routers() -> None:
         Read(num, read.measured, 0.02 - 1e-6 * num) for num, read in zip((16, 256), reads, strict=False)
     ]
     assert front_of(falling, 0.0).token_s == 0.0
+
+
+def test_streams_are_long_enough_to_run_beside_the_last_one_whose_prompt_is_read() -> None:
+    reads = [Read(num, Measured(features_of_prompt(num, 512), num / 1000), 0.0) for num in (100, 500)]
+    assert num_while_read(reads, 300, 1, 0.01) == 0
+    # three more prompts of 0.3 s, twice as long beside streams, are 180 steps of 10 ms
+    assert num_while_read(reads, 300, 4, 0.01) == pytest.approx(180, abs=1)
