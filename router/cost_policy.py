@@ -6,9 +6,10 @@ cost(wait)   = wait(D) + the cost of what is waited for
 
 `prefill` follows from the worker's measured steps: their fixed part, the tokens, on D the streams beside.
 `pull` is what it takes to have what a decode worker has cached sent to P first; without it more is to be
-read. `slowdown` is what others lose: by the reading as many requests as a worker of that role has on average,
-streams on D by longer steps, and the requests of all workers of a host whose cores the reading takes. So
-remote reading is free for D's streams on another host, and is not on the same. `crowding`: where a decode
+read. `slowdown` is what others lose: by the reading as many requests as a worker of that role has on average
+(where prefill workers could read, streams count half: they have what they show already, others wait for a
+first token), streams on D by longer steps, and the requests of all workers of a host whose cores the reading
+takes. So remote reading is free for D's streams on another host, and is not on the same. `crowding`: where a decode
 worker has many more requests than the least busy one, and that has no price, its cached prefix counts for
 nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one; a prefix
 that saves half a second and more than the answer takes always counts. Pure.
@@ -41,6 +42,8 @@ _LEAST_LEAD = 3
 _WORTH_MS = 500.0
 # of a step, from which on what its streams add keeps the balance
 _PRICED_SHARE = 0.1
+# where prefill workers could read instead: a stream's moment, of one that a first token waits
+_STREAM_WORTH = 0.5
 
 _by_cost = attrgetter("cost")
 
@@ -164,6 +167,8 @@ class _Costs:
         self._config = config
         self._draw = draw
         self._num_delayed = {role: _mean_active(candidates, role) for role in Role}
+        if any(worker.ref.role is Role.PREFILL for worker in candidates):
+            self._num_delayed[Role.DECODE] *= _STREAM_WORTH
         self._most_seqs = {role: _most_seqs(candidates, role) for role in Role}
         self._assumed: Speeds | None = None
         self._statuses = [worker.status for worker in candidates if worker.speeds is None]

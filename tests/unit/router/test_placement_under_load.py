@@ -96,3 +96,13 @@ def test_a_popular_beginning_is_read_elsewhere_once_its_holder_has_many_more_str
         ]
         numbers[int(_reader(_place(Demand(512, num_output_tokens=128), [], decodes))[1:])] += 1
     assert min(numbers) >= 20, numbers
+
+
+@pytest.mark.parametrize(("num_ahead_tokens", "plan"), [(30_000, Plan.REMOTE), (78_000, Plan.LOCAL)])
+def test_streams_have_something_to_show_and_lose_half_of_what_a_waiting_prompt_does(
+    num_ahead_tokens: int, plan: Plan
+) -> None:
+    """Reading 10,000 tokens beside ten streams costs them 3.5 s in sum, and 1 s or 2.6 s to wait for it here."""
+    prefill = _worker(Role.PREFILL, "p", num_ahead_tokens=num_ahead_tokens)
+    decode = _worker(Role.DECODE, "d", 10)
+    assert _place(Demand(10_000), [prefill], [decode]).plan is plan
