@@ -9,10 +9,10 @@ cost(wait)   = wait(D) + the cost of what is waited for
 read. `slowdown` is what others lose: by the reading as many requests as a worker of that role has on average
 (where prefill workers could read, streams count half: they have what they show already, others wait for a
 first token), streams on D by longer steps, and the requests of all workers of a host whose cores the reading
-takes. So remote reading is free for D's streams on another host, and is not on the same. `crowding`: where a decode
-worker has many more requests than the least busy one, and that has no price, its cached prefix counts for
-nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one; a prefix
-that saves half a second and more than the answer takes always counts. Pure.
+takes. So remote reading is free for D's streams on another host, and is not on the same. `crowding`: where a
+decode worker has many more requests than the least busy one, and that has no price, its cached prefix counts
+for nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one; a
+prefix that saves half a second and more than the answer takes always counts. Pure.
 """
 
 from __future__ import annotations

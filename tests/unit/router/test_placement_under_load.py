@@ -102,7 +102,7 @@ def test_a_popular_beginning_is_read_elsewhere_once_its_holder_has_many_more_str
 def test_streams_have_something_to_show_and_lose_half_of_what_a_waiting_prompt_does(
     num_ahead_tokens: int, plan: Plan
 ) -> None:
-    """Reading 10,000 tokens beside ten streams costs them 3.5 s in sum, and 1 s or 2.6 s to wait for it here."""
+    """Reading 10,000 tokens beside ten streams costs them 3.5 s in sum; to wait for P takes 1 s or 2.6 s."""
     prefill = _worker(Role.PREFILL, "p", num_ahead_tokens=num_ahead_tokens)
     decode = _worker(Role.DECODE, "d", 10)
     assert _place(Demand(10_000), [prefill], [decode]).plan is plan
