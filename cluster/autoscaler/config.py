@@ -25,7 +25,9 @@ class AutoscalingConfig:
     meant to be used.
 
     `startup_s`: until a replica that is asked for serves; demand is looked ahead that far. `flip_s`: the same
-    for a worker that changes its role; `can_flip`: whether workers may.
+    for a worker that changes its role; `can_flip`: whether workers may. One that changed its role does not
+    change it back for `flip_back_delay_s`, unless nobody else runs that phase; where both phases lack
+    workers, none go the other way for so long, and each time that they do the next waits twice as long.
 
     More workers come when the need has lasted for `scale_up_delay_s`; fewer are kept when, for all of
     `scale_down_delay_s`, those that are left would have `scale_down_margin` to spare. `window_s`: over which
@@ -51,6 +53,7 @@ class AutoscalingConfig:
     startup_s: float = 30.0
     flip_s: float = 1.0
     can_flip: bool = True
+    flip_back_delay_s: float = 30.0
 
     period_s: float = 1.0
     scale_up_delay_s: float = 3.0
@@ -84,7 +87,7 @@ class AutoscalingConfig:
         for name in ("target_utilization", "target_kv_utilization"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be above 0 and at most 1")
-        for name in ("scale_up_delay_s", "scale_down_margin"):
+        for name in ("scale_up_delay_s", "scale_down_margin", "flip_back_delay_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must not be negative")
         if self.stale_s < 2 * self.period_s:

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from cluster.autoscaler.budget import divide
 from cluster.autoscaler.config import AutoscalingConfig
-from cluster.autoscaler.decision import Decision, Flip, FlipUnderWay, PoolDecision, PoolState, Rule, State
-from cluster.autoscaler.flips import as_if_done, choose, other, under_way
+from cluster.autoscaler.decision import Decision, Flip, PoolDecision, PoolState, Rule, State
+from cluster.autoscaler.flips import as_if_done, choose, is_under_way, ordered, other, remembered
 from cluster.autoscaler.load import Load
 from cluster.autoscaler.need import need_of
 from cluster.autoscaler.patience import Patience, whole
@@ -20,6 +20,8 @@ from core.ids import Role
 
 # times the patience upwards that a phase must have had workers to spare before it gives one away
 _GENEROUS_AFTER = 3.0
+# of the budget: where so much is needed without any queue, queues hardly ever end
+_MOST_OF = 0.75
 # times its usual start, after which a replica that does not run is given up
 _LATE_AFTER = 10.0
 
@@ -35,8 +37,10 @@ class _Question:
     def __init__(self, load: Load, config: AutoscalingConfig, state: State, now: float) -> None:
         self._config = config
         self._now = now
-        self._pending = under_way(state.flips, load, now)
-        self._load = as_if_done(tuple(pending.flip for pending in self._pending), load)
+        self._orders = remembered(state.flips, load, now, config.flip_back_delay_s)
+        self._pending = tuple(order for order in self._orders if is_under_way(order, now))
+        self._load = as_if_done(self._pending, load)
+        self._direction = state.direction
         self._measured = state.measured.after(load)
         is_busy = state.busy_at is None or not load.is_idle
         self._busy_at = now if is_busy or state.busy_at is None else state.busy_at
@@ -77,8 +81,10 @@ class _Question:
         rules |= {role: Rule.BUDGET for role in Role if divided[role] < wanted[role]}
         flips = self._flips(divided) if self._config.can_flip else ()
         rules |= {flip.role: Rule.FLIP for flip in flips}
-        after = as_if_done(flips, self._load)
-        replicas = {role: self._replicas(role, divided, after, bool(flips)) for role in Role}
+        after = as_if_done(ordered(flips, self._load, self._now), self._load)
+        hoped = {role: self._replicas(role, divided, after, bool(flips)) for role in Role}
+        replicas = self._paid(hoped, wanted)
+        rules |= {role: Rule.BUDGET for role in Role if replicas[role] < hoped[role]}
         decisions = {}
         for role in Role:
             num_target = self._load.pool(role).num_target
@@ -134,14 +140,24 @@ class _Question:
         budget = self._config.budget(self._load.gpus_per_worker)
         if budget is None:
             return wanted
-        needs = {role: self._needs[role].num_workers or 0.0 for role in Role}
-        # no answer ends without decode
-        least = {
+        present = {role: self._load.supply(role) for role in Role}
+        return divide(wanted, self._shares(budget), self._least(wanted), present, budget)
+
+    def _shares(self, budget: int) -> dict[Role, float]:
+        """What to divide by. What waits is counted for the phase that is full, and for the other one as soon
+        as that has been given more: where the rest needs most of the budget, it is divided by that.
+        """
+        flowing = {role: self._needs[role].num_flowing for role in Role}
+        if sum(flowing.values()) > _MOST_OF * budget and all(flowing.values()):
+            return flowing
+        return {role: self._needs[role].num_workers or 0.0 for role in Role}
+
+    def _least(self, wanted: dict[Role, int]) -> dict[Role, int]:
+        """No answer ends without decode."""
+        return {
             role: max(self._config.min_workers(role), int(role is Role.DECODE and wanted[role] > 0))
             for role in Role
         }
-        present = {role: self._load.supply(role) for role in Role}
-        return divide(wanted, needs, least, present, budget)
 
     # ------------------------------------------------------------ whose role changes
 
@@ -149,19 +165,35 @@ class _Question:
         """Not while some are under way: their effect is to be seen first."""
         if self._pending:
             return ()
+        held = {role: self._held(role) for role in Role}
         for role in Role:
             num_short = self._num_short(role, wanted)
             num_spare = self._num_spare(other(role), wanted)
-            flips = choose(self._load, role, min(num_short, num_spare))
+            flips = choose(self._load, role, min(num_short, num_spare), held[role])
             if flips:
                 return flips
         for role in Role:
             # whoever is not needed where it helped goes home, before any pool shrinks
             num_surplus = self._load.supply(other(role)) - wanted[other(role)]
-            flips = choose(self._load, role, num_surplus, is_home_only=True)
+            if self._is_turning(role):
+                num_surplus = min(num_surplus, self._num_spare(other(role), wanted))
+            flips = choose(self._load, role, num_surplus, held[role], is_home_only=True)
             if flips:
                 return flips
         return ()
+
+    def _is_turning(self, role: Role) -> bool:
+        """Whether workers left the role too short a while ago to come now, unless they are of no use where
+        they are; never while it has none.
+        """
+        is_against = self._direction.is_against(role, self._now, self._config.flip_back_delay_s)
+        return is_against and bool(self._load.of_role(role))
+
+    def _held(self, role: Role) -> set[str]:
+        """Workers that left the role too short a while ago to go back to it; nobody while it has no other."""
+        if not self._load.of_role(role):
+            return set()
+        return {order.flip.worker_id for order in self._orders if order.flip.role is not role}
 
     def _num_short(self, role: Role, wanted: dict[Role, int]) -> int:
         """Workers that the role lacks now or will lack when a replica could be there."""
@@ -173,7 +205,7 @@ class _Question:
     def _num_spare(self, role: Role, wanted: dict[Role, int]) -> int:
         """Workers that the role can do without, with a margin, now and when a replica could be there."""
         num_working, supply = len(self._load.of_role(role)), self._load.supply(role)
-        if wanted[role] < supply:
+        if wanted[role] < supply and not self._is_turning(other(role)):
             return min(num_working, supply) - max(wanted[role], 1)
         pool = self._pools[role]
         most = pool.quick.most(self._now, self._generous_after_s, self._config.scale_down_margin)
@@ -196,6 +228,22 @@ class _Question:
         is_settled = not is_flipping and not self._pending
         can_shrink = is_settled and not any(after.num_away(home) for home in Role)
         return self._config.within(role, num_target + num_lacking) if can_shrink else num_target
+
+    def _paid(self, hoped: dict[Role, int], wanted: dict[Role, int]) -> dict[Role, int]:
+        """Replicas that the budget has room for, whatever workers are at: a pool that may not shrink yet
+        leaves less to the other one, and so do replicas that still leave. Only targets beyond it are cut.
+        """
+        budget = self._config.budget(self._load.gpus_per_worker)
+        if budget is None:
+            return hoped
+        pools, least = {role: self._load.pool(role) for role in Role}, self._least(wanted)
+        targets = {role: pools[role].num_target for role in Role}
+        kept = {role: max(min(targets[role], hoped[role]), least[role]) for role in Role}
+        if sum(kept.values()) > budget:
+            return divide(hoped, self._shares(budget), least, targets, budget)
+        num_leaving = sum(max(0, pools[role].num_running - hoped[role]) for role in Role)
+        num_free = max(budget - num_leaving, sum(kept.values()))
+        return divide(hoped, self._shares(budget), kept, targets, num_free)
 
     def _final_rule(self, role: Role, rule: Rule, num_replicas: int, wanted: int, after: Load) -> Rule:
         if num_replicas == self._load.pool(role).num_target:
@@ -225,10 +273,16 @@ class _Question:
             self._pools[flip.role] = replace(to, quick=grown)
             shrunk: Patience = away.quick.shrunk(self._now, num_left)
             self._pools[other(flip.role)] = replace(away, quick=shrunk)
+        orders = ordered(flips, self._load, self._now)
+        names = {flip.worker_id for flip in flips}
+        direction = self._direction
+        if flips:
+            direction = direction.after(flips[0].role, self._now, self._config.flip_back_delay_s)
         return State(
             self._pools[Role.PREFILL],
             self._pools[Role.DECODE],
             self._measured,
             self._busy_at,
-            (*self._pending, *(FlipUnderWay(flip, self._now) for flip in flips)),
+            (*(order for order in self._orders if order.flip.worker_id not in names), *orders),
+            direction,
         )

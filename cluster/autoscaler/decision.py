@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cluster.autoscaler.direction import Direction
 from cluster.autoscaler.need import Measured, Need
 from cluster.autoscaler.patience import Patience
 from core.ids import Role
@@ -60,22 +61,29 @@ class PoolState:
 
 
 @dataclass(frozen=True, slots=True)
-class FlipUnderWay:
-    """Ordered, and not yet reported by the worker."""
+class FlipOrder:
+    """`flip` was ordered of a worker of the pool `home`. `at`: then, or when the worker was last seen to
+    drain for it, or, once it `is_done`, when the worker was first seen in its role.
+    """
 
     flip: Flip
-    ordered_at: float
+    home: Role
+    at: float
+    is_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Between two decisions. `busy_at`: when somebody last asked for something, or the start."""
+    """Between two decisions. `busy_at`: when somebody last asked for something, or the start. `flips`: those
+    under way, and those that are not to be taken back yet; one for each worker.
+    """
 
     prefill: PoolState = field(default_factory=PoolState)
     decode: PoolState = field(default_factory=PoolState)
     measured: Measured = field(default_factory=Measured)
     busy_at: float | None = None
-    flips: tuple[FlipUnderWay, ...] = ()
+    flips: tuple[FlipOrder, ...] = ()
+    direction: Direction = field(default_factory=Direction)
 
     def pool(self, role: Role) -> PoolState:
         return self.prefill if role is Role.PREFILL else self.decode

@@ -41,13 +41,15 @@ class Cause(StrEnum):
 class Need:
     """`num_workers` is None where it is unknown. What was counted in a short time is uncertain: it may be
     `num_at_most`, a standard deviation more; `num_workers` is one less. `is_target_reachable`: whether the
-    target of the phase, TTFT or ITL, could be met by any number of workers.
+    target of the phase, TTFT or ITL, could be met by any number of workers. `num_flowing`: for what comes and
+    for the streams that are there, without what waits.
     """
 
     num_workers: float | None
     cause: Cause
     is_target_reachable: bool = True
     num_at_most: float | None = None
+    num_flowing: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ def prefill_need(load: Load, measured: Measured, config: AutoscalingConfig, lead
     by_arrivals = arriving / (rate * config.target_utilization)
     by_queue = num_left / (rate * budget_s)
     cause = Cause.QUEUE if by_queue > by_arrivals else Cause.ARRIVALS
-    return Need(max(by_arrivals + by_queue, _SOME), cause, prompt_s <= config.target_ttft_s)
+    need = max(by_arrivals + by_queue, _SOME)
+    return Need(need, cause, prompt_s <= config.target_ttft_s, num_flowing=by_arrivals)
 
 
 def decode_need(load: Load, measured: Measured, config: AutoscalingConfig, lead_s: float) -> Need:
@@ -138,27 +141,30 @@ def decode_need(load: Load, measured: Measured, config: AutoscalingConfig, lead_
     num_tokens = sum(worker.num_held_tokens for worker in workers)
     if not num_seqs and not router.num_open and router.arrivals_per_s <= 0:
         return Need(0.0, Cause.IDLE)
+    bounds, is_reachable = _bounds(measured, config)
+    kv_tokens = (measured.num_kv_tokens or 0.0) * config.target_kv_utilization
+    num_streaming = max((num_seqs / bound for bound in bounds.values()), default=0.0)
+    if kv_tokens:
+        num_streaming = max(num_streaming, num_tokens / kv_tokens)
     if _is_decode_full(load, config):
         num_seqs += router.num_waiting
         num_tokens += router.num_waiting_tokens
     num_output = router.num_output_tokens or 0.0
     tokens_each = (router.num_prompt_tokens or 0.0) + num_output / 2
-    bounds, is_reachable = _bounds(measured, config)
     needs = {Cause.DEMAND: _SOME}
     needs |= {cause: num_seqs / bound for cause, bound in bounds.items()}
-    kv_tokens = (measured.num_kv_tokens or 0.0) * config.target_kv_utilization
     if kv_tokens:
         needs[Cause.KV] = num_tokens / kv_tokens
         if tokens_each:
             bounds[Cause.KV] = max(1.0, kv_tokens / tokens_each)
     tightest = min(bounds, key=lambda name: bounds[name], default=Cause.DEMAND)
-    step_s = _step_s(measured, bounds.get(tightest, 1.0))
+    step_s, by_rate = _step_s(measured, bounds.get(tightest, 1.0)), 0.0
     if bounds and step_s is not None:
         tokens_per_s = router.arrivals_per_s * _growth(router, lead_s) * num_output
         by_rate = tokens_per_s * step_s / bounds[tightest]
         needs[tightest] = max(needs.get(tightest, 0.0), by_rate)
     cause = max(needs, key=lambda name: needs[name])
-    return Need(needs[cause], cause, is_reachable)
+    return Need(needs[cause], cause, is_reachable, num_flowing=max(by_rate, num_streaming))
 
 
 def _bounds(measured: Measured, config: AutoscalingConfig) -> tuple[dict[Cause, float], bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -130,12 +130,22 @@ def test_the_log_of_a_simulation_replays_to_the_same_decisions(
     assert replay_file(log, replace(CONFIG, max_decode_workers=1, max_prefill_workers=1)).differences
 
 
-def test_a_burst_of_prompts_takes_workers_from_decode_and_their_streams_end() -> None:
+def test_a_burst_of_prompts_takes_workers_from_decode_and_their_streams_end(tmp_path: Path) -> None:
     arrivals = requests([(20, 0.2, 0.2), (30, 2.5, 2.5), (60, 0.2, 0.2)], (3000, 6000), (20, 40))
     # too short for replicas, and decode stays as it is meanwhile
     config = replace(CONFIG, can_flip=True, max_workers=6, startup_s=60.0, scale_down_delay_s=300.0)
-    outcome = Simulation(deployment(1, 5), scaling=config).play(arrivals)
+    log = tmp_path / "decisions.jsonl"
+    outcome = Simulation(deployment(1, 5), scaling=replace(config, log_file=log)).play(arrivals)
     assert_none_lost(arrivals, outcome)
+    for event in outcome.decisions:
+        assert event.decision.prefill.num_replicas + event.decision.decode.num_replicas <= 6
+        assert event.applied_prefill + event.applied_decode <= 6
+    ordered = [(flip.worker_id, event.now) for event in outcome.decisions for flip in event.decision.flips]
+    for (name, now), (again, later) in combinations(ordered, 2):
+        assert name != again or later - now >= config.flip_back_delay_s, ordered
+    turns = [event.decision.flips[0].role for event in outcome.decisions if event.decision.flips]
+    assert sum(one is not two for one, two in pairwise(turns)) <= 2, "two changes of load"
+    assert not replay_file(log).differences
     flipped = {flip.worker_id for event in outcome.decisions for flip in event.decision.flips}
     served = {site.worker_id: set[str]() for site in outcome.sites}
     for site in outcome.sites:

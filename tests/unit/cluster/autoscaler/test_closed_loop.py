@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -126,6 +127,24 @@ def test_a_burst_that_prefill_cannot_read_takes_workers_from_an_idle_decode_pool
     plant.traffic = Traffic(2.0, num_prompt=20, num_output=150)
     plant.run(150)
     assert plant.num_queued < 5
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("start", [(4, 4), (1, 7)])
+def test_where_both_phases_lack_workers_they_do_not_take_them_from_each_other_for_ever(
+    start: tuple[int, int], seed: int
+) -> None:
+    config = replace(
+        CONFIG, can_flip=True, max_prefill_workers=8, max_decode_workers=8, max_workers=8, idle_delay_s=500.0
+    )
+    plant = Plant(config, *start, seed=seed)
+    plant.traffic = Traffic(8.0, num_prompt=600, num_output=200)
+    plant.run(300)
+    turns = [decision.flips[0].role for _, _, decision in plant.decisions if decision.flips]
+    # one load: what waits must not look like one phase's need, and then like the other one's
+    assert sum(one is not two for one, two in pairwise(turns)) <= 1, turns
+    assert plant.num_served > 0.7 * 300 * plant.traffic.per_s
+    assert all(sum(pool.num_replicas for pool in (d.prefill, d.decode)) <= 8 for _, _, d in plant.decisions)
 
 
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))

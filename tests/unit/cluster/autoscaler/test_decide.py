@@ -202,6 +202,7 @@ def test_a_stand_in_counts_as_at_home_and_the_empty_pool_grows() -> None:
         ({"target_ttft_s": 0.0}, "target_ttft_s"),
         ({"target_kv_utilization": 1.5}, "target_kv_utilization"),
         ({"scale_down_margin": -0.1}, "scale_down_margin"),
+        ({"flip_back_delay_s": -1.0}, "flip_back_delay_s"),
         ({"stale_s": 1.0}, "stale_s"),
         ({"max_log_bytes": 10}, "max_log_bytes"),
     ],
