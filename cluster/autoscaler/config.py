@@ -26,8 +26,7 @@ class AutoscalingConfig:
 
     `startup_s`: until a replica that is asked for serves; demand is looked ahead that far. `flip_s`: the same
     for a worker that changes its role; `can_flip`: whether workers may. One that changed its role does not
-    change it back for `flip_back_delay_s`, unless nobody else runs that phase; where both phases lack
-    workers, none go the other way for so long, and each time that they do the next waits twice as long.
+    change it back for `flip_back_delay_s`, unless nobody else runs that phase.
 
     More workers come when the need has lasted for `scale_up_delay_s`; fewer are kept when, for all of
     `scale_down_delay_s`, those that are left would have `scale_down_margin` to spare. `window_s`: over which

@@ -40,7 +40,6 @@ class _Question:
         self._orders = remembered(state.flips, load, now, config.flip_back_delay_s)
         self._pending = tuple(order for order in self._orders if is_under_way(order, now))
         self._load = as_if_done(self._pending, load)
-        self._direction = state.direction
         self._measured = state.measured.after(load)
         is_busy = state.busy_at is None or not load.is_idle
         self._busy_at = now if is_busy or state.busy_at is None else state.busy_at
@@ -175,19 +174,10 @@ class _Question:
         for role in Role:
             # whoever is not needed where it helped goes home, before any pool shrinks
             num_surplus = self._load.supply(other(role)) - wanted[other(role)]
-            if self._is_turning(role):
-                num_surplus = min(num_surplus, self._num_spare(other(role), wanted))
             flips = choose(self._load, role, num_surplus, held[role], is_home_only=True)
             if flips:
                 return flips
         return ()
-
-    def _is_turning(self, role: Role) -> bool:
-        """Whether workers left the role too short a while ago to come now, unless they are of no use where
-        they are; never while it has none.
-        """
-        is_against = self._direction.is_against(role, self._now, self._config.flip_back_delay_s)
-        return is_against and bool(self._load.of_role(role))
 
     def _held(self, role: Role) -> set[str]:
         """Workers that left the role too short a while ago to go back to it; nobody while it has no other."""
@@ -205,7 +195,7 @@ class _Question:
     def _num_spare(self, role: Role, wanted: dict[Role, int]) -> int:
         """Workers that the role can do without, with a margin, now and when a replica could be there."""
         num_working, supply = len(self._load.of_role(role)), self._load.supply(role)
-        if wanted[role] < supply and not self._is_turning(other(role)):
+        if wanted[role] < supply:
             return min(num_working, supply) - max(wanted[role], 1)
         pool = self._pools[role]
         most = pool.quick.most(self._now, self._generous_after_s, self._config.scale_down_margin)
@@ -275,14 +265,10 @@ class _Question:
             self._pools[other(flip.role)] = replace(away, quick=shrunk)
         orders = ordered(flips, self._load, self._now)
         names = {flip.worker_id for flip in flips}
-        direction = self._direction
-        if flips:
-            direction = direction.after(flips[0].role, self._now, self._config.flip_back_delay_s)
         return State(
             self._pools[Role.PREFILL],
             self._pools[Role.DECODE],
             self._measured,
             self._busy_at,
             (*(order for order in self._orders if order.flip.worker_id not in names), *orders),
-            direction,
         )

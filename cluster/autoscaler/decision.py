@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from cluster.autoscaler.direction import Direction
 from cluster.autoscaler.need import Measured, Need
 from cluster.autoscaler.patience import Patience
 from core.ids import Role
@@ -83,7 +82,6 @@ class State:
     measured: Measured = field(default_factory=Measured)
     busy_at: float | None = None
     flips: tuple[FlipOrder, ...] = ()
-    direction: Direction = field(default_factory=Direction)
 
     def pool(self, role: Role) -> PoolState:
         return self.prefill if role is Role.PREFILL else self.decode

@@ -124,3 +124,15 @@ def test_growth_is_looked_ahead() -> None:
     ahead = prefill(pair(coming), lead_s=30.0).num_workers
     assert ahead is not None
     assert ahead > 1.6
+
+
+def test_what_flows_is_told_apart_from_what_waits() -> None:
+    # as much as one worker should read, and a queue
+    coming = replace(QUIET, num_open=40, arrivals_per_s=4.0, tokens_per_s=800.0, num_output_tokens=10.0)
+    waiting = replace(coming, num_waiting=30, num_waiting_tokens=6000)
+    assert prefill(pair(waiting)).num_flowing == pytest.approx(1.0)
+    # decode is full: 9,000 tokens of the 7,500 that should be used
+    full = pair(waiting, num_running=10, num_held_tokens=9000)
+    need = decode(full)
+    assert need.num_flowing == pytest.approx(1.2)
+    assert (need.num_workers, need.cause) == (pytest.approx(2.0), Cause.KV)
