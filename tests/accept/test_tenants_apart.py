@@ -41,7 +41,7 @@ def test_a_guessed_prefix_of_another_tenant_takes_as_long_as_a_cold_one(
         timing = measure(*clients, fleet.models.bundled, NUM, LENGTH, seed=2)
     report("g", "prefixes shared" if is_shared else "tenants apart", timing)
     if is_shared:
-        assert timing.num_hits >= 0.95 * NUM * PROMPTS_PER_SAMPLE
+        assert timing.num_hits >= 0.5 * NUM * PROMPTS_PER_SAMPLE, "else it shows nothing"
         assert timing.p_value < 1e-6
     else:
         assert timing.num_hits == 0
