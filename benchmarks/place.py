@@ -40,6 +40,7 @@ from core.kv_layout import KVLayout
 from core.request import Request, SamplingParams
 from core.worker_status import Announcement, BlockEvent, BlockEventKind, StepCost, WorkerStatus
 from kv_transfer.feed import Feed
+from router.collector import collect_less_often
 from router.config import RouterConfig
 from router.decision import Demand
 from router.metrics import RouterMetrics
@@ -231,6 +232,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=1000, help="placed at each size")
     parser.add_argument("--first-only", action="store_true", help="only the size with the bar")
     options = parser.parse_args()
+    collect_less_often()  # as a router's process does
     is_met = asyncio.run(measure(SIZES[0], options.requests))
     for size in () if options.first_only else SIZES[1:]:
         asyncio.run(measure(size, options.requests))

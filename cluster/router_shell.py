@@ -25,6 +25,7 @@ from core.clock import MonotonicClock
 from core.ids import WorkerRef
 from core.peer_security import ClusterToken
 from router.app import create_app
+from router.collector import collect_less_often
 from router.config import RouterConfig
 from router.served_model import ServedModel
 from router.worker_clients import GrpcWorker
@@ -38,6 +39,7 @@ class RouterShell:
 
     def __init__(self, config: BatonConfig, token: ClusterToken | None, *pools: Any) -> None:
         configure_logging(config.logging)
+        collect_less_often()
         self._config = config
         self._security = peer_security(config.security, token)
 
