@@ -15,7 +15,7 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
 from tests.e2e.limits import Flood
 from tests.e2e.tenant_keys import add_key
-from tests.e2e.tenant_timing import PROMPTS_PER_SAMPLE, measure
+from tests.e2e.tenant_timing import measure
 
 NUM, LENGTH = 200, 128
 LIMIT, COMING = 240, 120
@@ -41,7 +41,7 @@ def test_a_guessed_prefix_of_another_tenant_takes_as_long_as_a_cold_one(
         timing = measure(*clients, fleet.models.bundled, NUM, LENGTH, seed=2)
     report("g", "prefixes shared" if is_shared else "tenants apart", timing)
     if is_shared:
-        assert timing.num_hits >= 0.5 * NUM * PROMPTS_PER_SAMPLE, "else it shows nothing"
+        assert timing.num_samples_hit >= NUM
         assert timing.p_value < 1e-6
     else:
         assert timing.num_hits == 0

@@ -31,6 +31,7 @@ class Timing:
     told_guessed_ms: list[float] = field(default_factory=list)
     told_cold_ms: list[float] = field(default_factory=list)
     num_hits: int = 0
+    num_samples_hit: int = 0
 
     @property
     def p_value(self) -> float:
@@ -73,7 +74,9 @@ def measure(a: Client, b: Client, tokenizer: Path, num: int, length: int, seed: 
         timing.cold_ms.append(min(ms for is_guess, ms, _, _ in sent if not is_guess))
         timing.told_guessed_ms.append(min(told for is_guess, _, told, _ in sent if is_guess))
         timing.told_cold_ms.append(min(told for is_guess, _, told, _ in sent if not is_guess))
-        timing.num_hits += sum(num_cached > 0 for _, _, _, num_cached in sent)
+        num_hits = sum(num_cached > 0 for _, _, _, num_cached in sent)
+        timing.num_hits += num_hits
+        timing.num_samples_hit += num_hits > 0
     return timing
 
 
