@@ -12,7 +12,8 @@ first token), streams on D by longer steps, and the requests of all workers of a
 takes. So remote reading is free for D's streams on another host, and is not on the same. `crowding`: where a
 decode worker has many more requests than the least busy one, and that has no price, its cached prefix counts
 for nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one; a
-prefix that saves half a second and more than the answer takes always counts. Pure.
+prefix that saves half a second and more than the answer takes always counts. Where workers share the cores
+of a host even reading nothing twice is no reason for all to be on one of them: see `Balance.kept`. Pure.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import TypeVar
 from core.ids import Role
 from core.kv_layout import KVLayout
 from core.worker_status import num_pairs
+from router.balance import Balance
 from router.config import PlanSetting, RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.distance import Distances
@@ -35,9 +37,6 @@ from router.speeds import Handoff, Speeds, assumed_speeds, measured_speeds
 # the cheapest of each role that are looked at in pairs: what a pair adds differs less than workers do
 _MAX_PAIRED = 8
 
-# requests that a worker may have beyond the least busy one's: half of the mean, so many at least
-_LEAD = 0.5
-_LEAST_LEAD = 3
 # a cached prefix that saves so much time, and more than the answer takes, counts whatever the balance
 _WORTH_MS = 500.0
 # of a step, from which on what its streams add keeps the balance
@@ -132,7 +131,7 @@ def cheapest(
     `config.plan` narrows the choice as long as it leaves one: remote needs a prefill worker, local none.
     """
     costs = _Costs(demand, config, draw, [*prefills, *decodes])
-    decodings = [costs.decoding(worker) for worker in decodes]
+    decodings = [costs.decoding(worker) for worker in costs.balanced(decodes)]
     remote = costs.remote(prefills, decodings)
     local = [costs.local(decoding) for decoding in decodings]
     match config.plan:
@@ -169,7 +168,7 @@ class _Costs:
         self._num_delayed = {role: _mean_active(candidates, role) for role in Role}
         if any(worker.ref.role is Role.PREFILL for worker in candidates):
             self._num_delayed[Role.DECODE] *= _STREAM_WORTH
-        self._most_seqs = {role: _most_seqs(candidates, role) for role in Role}
+        self._balance = Balance(candidates)
         self._assumed: Speeds | None = None
         self._statuses = [worker.status for worker in candidates if worker.speeds is None]
         self._distances = Distances(config)
@@ -179,6 +178,10 @@ class _Costs:
                 node = self._nodes.setdefault(worker.node, _Node())
                 node.num_busy += 1
                 node.num_lost += self._lost(worker)
+
+    def balanced(self, decodes: Sequence[Candidate]) -> Sequence[Candidate]:
+        """Without those that lead too far on shared cores."""
+        return self._balance.kept(decodes, self._demand, self._saved_ms)
 
     def remote(self, prefills: Sequence[Candidate], decodings: Sequence[_Decoding]) -> list[_Option]:
         sources = self._sources(decodings)
@@ -292,7 +295,7 @@ class _Costs:
         """Whether it has many more requests than another one of its role that could take this one, and no
         price that tells.
         """
-        if worker.num_cached_tokens == 0 or worker.num_seqs <= self._most_seqs[worker.ref.role]:
+        if worker.num_cached_tokens == 0 or not self._balance.is_broken_by(worker):
             return False
         speed = self._speeds(worker).alone
         step = speed.decode_step(worker.num_streams, worker.num_kv_tokens)
@@ -300,6 +303,9 @@ class _Costs:
 
     def _plan(self, plan: Plan, decoding: _Decoding) -> Plan:
         return Plan.WAIT if decoding.wait > 0.0 and self._demand.can_wait else plan
+
+    def _saved_ms(self, worker: Candidate) -> float:
+        return worker.num_cached_tokens * self._speeds(worker).alone.token
 
     def _wait(self, worker: Candidate, step: float) -> float:
         """Until one of the sequences there ends: they are spread evenly over their lengths."""
@@ -354,14 +360,6 @@ def _mean_active(candidates: Sequence[Candidate], role: Role) -> float:
     """
     numbers = [max(worker.num_active, worker.num_streams) for worker in candidates if worker.ref.role is role]
     return sum(numbers) / len(numbers) if numbers else 0.0
-
-
-def _most_seqs(candidates: Sequence[Candidate], role: Role) -> float:
-    """Above so many requests a worker of the role leads too far."""
-    numbers = [worker.num_seqs for worker in candidates if worker.ref.role is role]
-    if not numbers:
-        return math.inf
-    return min(numbers) + max(_LEAST_LEAD, _LEAD * sum(numbers) / len(numbers))
 
 
 def _crowded(reading: _Reading, uncached: _Reading, limit: float) -> _Reading:
