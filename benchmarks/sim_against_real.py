@@ -80,8 +80,8 @@ class Load:
 
 
 LOADS = (
-    Load("random", (32, 384), (16, 64), False, 0.6),
-    Load("prefix", (32, 256), (16, 64), True, 0.6),
+    Load("random", (32, 384), (16, 64), False, 0.55),
+    Load("prefix", (32, 256), (16, 64), True, 0.45),
 )
 
 

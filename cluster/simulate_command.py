@@ -155,7 +155,8 @@ def calibrate(
     if url is None:
         profile = Calibration(config.engine, console.print).measure(Grid(), link)
     else:
-        asked = ServedCalibration(Target(url), config.prefill.token_budget, console.print)
+        budget, chunk = config.prefill.token_budget, config.decode.prefill_chunk
+        asked = ServedCalibration(Target(url), budget, chunk, console.print)
         try:
             profile = asked.measure(unmeasured(config.engine, link), Questions())
         except (NoAnswer, ValueError) as error:

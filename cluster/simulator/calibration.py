@@ -22,6 +22,9 @@ from engine.runner import ModelRunner
 from engine.sequence import Sequence, new_sequence
 from engine.step import ScheduledSequence, StepPlan
 
+# half of the cores, but for what streams leave to whoever reads (`engine.pace`)
+_ASSUMED_READING = 1.6
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -36,7 +39,9 @@ class Grid:
 
 
 def unmeasured(config: EngineConfig, link: LinkPrice) -> Profile:
-    """What a worker with this configuration is, with prices that nobody has measured."""
+    """What a worker with this configuration is, with step prices that nobody has measured, and what sharing
+    cores is thought to cost.
+    """
     runner = ModelRunner(load_model(config), config)
     num_cores = runner.num_shared_cores
     return Profile(
@@ -45,7 +50,7 @@ def unmeasured(config: EngineConfig, link: LinkPrice) -> Profile:
         runner.max_context,
         StepPrice(1.0, 0.0, 0.0, 0.0, 0.0),
         link,
-        sharing=Sharing(num_cores, 1.0, 1.0) if num_cores else None,
+        sharing=Sharing(num_cores, _ASSUMED_READING, config.decode_stretch) if num_cores else None,
     )
 
 

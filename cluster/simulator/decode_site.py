@@ -68,6 +68,7 @@ class DecodeSite:
     ) -> None:
         self.ref = ref
         self.runner = runner
+        runner.is_decoding = True
         self.clock = clock
         self.teller = teller
         self.inward = Port()

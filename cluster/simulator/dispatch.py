@@ -40,7 +40,7 @@ class Dispatch:
         chance: random.Random,
         message_s: float,
         chooser: Chooser | None = None,
-        front: FrontPrice | None = None,
+        front: Front | None = None,
     ) -> None:
         self.config = config
         self.fleet = fleet
@@ -54,7 +54,7 @@ class Dispatch:
         self._open: dict[int, Run] = {}
         self._held: dict[Run, None] = {}
         self._is_asking = False
-        self._front = Front(front or FrontPrice())
+        self._front = front or Front(FrontPrice())
 
     def serve(self, request: Request, record: Record, timeout_s: float) -> None:
         """A request comes in now."""

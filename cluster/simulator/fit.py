@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.simulator.step_price import Features, StepPrice
+from cluster.simulator.step_price import BatchPrice, Features, StepPrice
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,29 @@ def fit_price(steps: Sequence[Measured]) -> tuple[StepPrice, float]:
             found[kept] = solved / scales[kept]
             break
         del kept[int(np.argmin(solved))]
-    price = StepPrice(*(float(value) for value in found))
+    fixed_s, token_s, pair_s, stream_s, kv_s = map(float, found)
+    price = StepPrice(fixed_s, token_s, pair_s, stream_s, kv_s)
     errors = [abs(price.seconds(step.features) / step.seconds - 1.0) for step in steps]
     return price, float(np.median(errors))
+
+
+def batch_prices(steps: Sequence[Measured]) -> tuple[BatchPrice, ...]:
+    """For each number of streams that was measured without prompts, a line over their KV. Two steps of it at
+    least; their KV costs nothing if the longer ones took less.
+    """
+    by_size: dict[float, list[Measured]] = {}
+    for step in steps:
+        _, tokens, _, streams, _ = step.features
+        if streams and not tokens:
+            by_size.setdefault(streams, []).append(step)
+    found = []
+    for streams, some in sorted(by_size.items()):
+        if len(some) < 2:
+            continue
+        kv_tokens = np.array([step.features[4] for step in some])
+        seconds = np.array([step.seconds for step in some])
+        slope, level = np.polyfit(kv_tokens, seconds, 1)
+        if slope < 0.0 or level <= 0.0:
+            slope, level = 0.0, seconds.mean()
+        found.append(BatchPrice(streams, float(level), float(slope)))
+    return tuple(found)

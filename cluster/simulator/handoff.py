@@ -99,9 +99,9 @@ class Handoff:
         else:
             self._waiting.append((first_index, num_blocks))
 
-    def expect(self, when: float) -> None:
+    def expect(self, when: float, num_tokens: int) -> None:
         """The prompt will have been read at `when`, and is decoded a few messages later."""
-        self._target.runner.coming(when + _NUM_MESSAGES * self._link.latency_s)
+        self._target.runner.coming(when + _NUM_MESSAGES * self._link.latency_s, num_tokens)
 
     def finish(self) -> None:
         """All blocks are added."""

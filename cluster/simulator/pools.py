@@ -75,13 +75,15 @@ class Pools:
         fleet: Fleet,
         router: Dispatch,
         chance: random.Random,
+        host: Host | None,
     ) -> None:
+        """`host`: of all workers; None: each has one of its own."""
         self._deployment = deployment
         self._events = events
         self._fleet = fleet
         self._router = router
         self._chance = chance
-        self._host = Host(deployment.sharing) if deployment.sharing is not None else None
+        self._host = host
         self._members: dict[WorkerId, Member] = {}
         self._starting: dict[Role, list[int]] = {role: [] for role in Role}
         self._num_made: dict[Role, int] = dict.fromkeys(Role, 0)

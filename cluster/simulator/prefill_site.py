@@ -201,7 +201,7 @@ class PrefillSite:
     def computed(self, prompt: Prompt, result: PrefillResult, is_finished: bool) -> None:
         call = self._calls[prompt]
         if call.handoff is not None and not is_finished:
-            call.handoff.expect(self.clock.at)
+            call.handoff.expect(self.clock.at, prompt.job.request.sampling.min_tokens)
         self._later(self._computed, call, result, is_finished)
 
     def failed(self, prompt: Prompt, error: ServingError) -> None:

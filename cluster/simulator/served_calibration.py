@@ -1,61 +1,63 @@
 """ServedCalibration: prices from a running service: what steps, sharing and the router take there.
 
-Owns which requests are sent and what follows from their answers. A service that has nothing else to do, with
-one prefill worker at least; what its steps take includes all that happens between two of them. Runs on an
-event loop of its own.
+Owns which requests are sent, and prices of what was alone; of what ran beside others see `served_sharing`. A
+service that has nothing else to do, with one prefill worker at least; what its steps take includes all that
+happens between two of them. Runs on an event loop of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Any
+from itertools import cycle, product
 
 import numpy as np
 
 from cluster.loadtest.calibration import find_vocabulary
-from cluster.loadtest.client import Call, Client, NoAnswer
-from cluster.loadtest.prompts import Ask, request_body
+from cluster.loadtest.client import Client
 from cluster.loadtest.record import RequestRecord
 from cluster.loadtest.settings import Target
-from cluster.loadtest.vocabulary import FIRST_WORD, Vocabulary
-from cluster.simulator.fit import Measured, fit_price
+from cluster.simulator.fit import Measured, batch_prices, fit_price
 from cluster.simulator.front import FrontPrice
 from cluster.simulator.profile import Profile
-from cluster.simulator.sharing import Sharing
-from cluster.simulator.step_price import Features, StepPrice
+from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of
+from cluster.simulator.served_sharing import Beside, mixed_steps, sharing_of
+from cluster.simulator.step_price import Features
 
 _MIN_STEPS = 8
 _ASSUMED_STEP_S = 0.01
+_BETWEEN_S = 0.03  # from one prompt to the next that is to be read beside it
+_OUTLIER = 2.0  # times the median: somebody else had the machine
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
     """What is asked, each `runs` times: `prompts` of so many tokens alone; `batches` of streams behind
-    prompts of `contexts` tokens, `num_output` tokens while all run; prompts of `read_beside` tokens while
-    `beside` streams run.
+    prompts of `contexts` tokens, `num_output` tokens while all run; while `beside` streams run,
+    `read_beside`: prompts that come together, one group after the other.
     """
 
     prompts: tuple[int, ...] = (16, 64, 128, 256, 512, 1024)
     batches: tuple[int, ...] = (1, 2, 4, 8)
-    contexts: tuple[int, ...] = (32, 384)
+    contexts: tuple[int, ...] = (32, 640)
     num_output: int = 48
-    beside: int = 4
-    read_beside: int = 448
+    beside: tuple[int, ...] = (1, 2, 4)
+    read_beside: tuple[tuple[int, ...], ...] = ((256,), (128, 160), (64,), (64, 384))
     runs: int = 3
 
 
 class ServedCalibration:
-    """`token_budget`: of a step of a prefill worker. `tell` hears what is being measured."""
+    """`token_budget`: of a step of a prefill worker; `chunk`: of a prompt beside a decode worker's streams.
+    `tell` hears what is being measured.
+    """
 
-    def __init__(self, target: Target, token_budget: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, target: Target, token_budget: int, chunk: int, tell: Callable[[str], None]) -> None:
         self._target = target
         self._token_budget = token_budget
+        self._chunk = chunk
         self._tell = tell
         self._start = time.perf_counter()
 
@@ -67,82 +69,90 @@ class ServedCalibration:
         async with Client(self._target, None, self._now) as client:
             model = self._target.model or await client.first_model()
             vocabulary = await find_vocabulary(self._target, model, client)
-            service = _Service(client, self._target, model, vocabulary, self._now)
+            service = ServedCalls(client, self._target, model, vocabulary, self._now)
             for _ in range(3):
                 await service.ask(64, 8)
             reads = [await self._read(service, num, asked.runs) for num in asked.prompts]
-            streams: list[Measured] = []
+            steps = [read.measured for read in reads]
             for num, batch in product(asked.contexts, asked.batches):
-                step_s = streams[-1].seconds if streams else _ASSUMED_STEP_S
+                step_s = steps[-1].seconds if len(steps) > len(reads) else _ASSUMED_STEP_S
                 num_output = asked.num_output + num_while_read(reads, num, batch, step_s)
                 if num + num_output < profile.max_context:
-                    streams.append(await self._stream(service, num, batch, num_output, asked.runs))
-            price, error = fit_price([read.measured for read in reads] + streams)
-            sharing = await self._beside(service, price, asked, profile.sharing)
-        front = front_of(reads, profile.link.latency_s)
+                    steps.append(await self._stream(service, num, batch, num_output, asked.runs))
+            rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
+        mixed = mixed_steps(rounds, self._chunk)
+        price, error = fit_price(steps + mixed)
+        price = replace(price, batches=batch_prices(steps))
+        sharing = profile.sharing
+        if sharing is not None:
+            sharing = sharing_of(rounds, price, self._features, sharing)
+        front = replace(
+            front_of(reads, profile.link.latency_s),
+            busy_s=busy_of(reads, [told for beside in rounds for told in beside.within()]),
+        )
+        for step in mixed:
+            ratio = step.seconds / price.seconds(step.features)
+            self._tell(f"{step.features}: {1e3 * step.seconds:.0f} ms, {ratio:.2f} of its price")
+        self._tell(f"{len(mixed)} prompts read together with streams; {sharing}; {front}")
         return replace(profile, price=price, typical_error=error, sharing=sharing, front=front)
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
 
-    async def _read(self, service: _Service, num_tokens: int, runs: int) -> Read:
-        calls = [await service.ask(num_tokens, 1) for _ in range(runs)]
-        prefill_s = statistics.median(_part(call, "prefill") for call in calls)
-        rest_s = statistics.median(_ttft_s(call) - _part(call, "prefill") for call in calls)
-        self._tell(
-            f"{num_tokens} tokens read in {1e3 * prefill_s:.1f} ms, and {1e3 * rest_s:.1f} ms around it"
-        )
-        return Read(
-            num_tokens, Measured(features_of_prompt(num_tokens, self._token_budget), prefill_s), rest_s
-        )
+    def _features(self, num_tokens: int) -> Features:
+        return features_of_prompt(num_tokens, self._token_budget)
 
-    async def _stream(self, service: _Service, num: int, batch: int, num_output: int, runs: int) -> Measured:
+    async def _read(self, service: ServedCalls, num_tokens: int, runs: int) -> Read:
+        answers = [await service.read(num_tokens, 1) for _ in range(runs)]
+        read_s = typical([told.read_s for told in answers])
+        rest_s = typical([told.rest_s + told.queue_s for told in answers])
+        self._tell(f"{num_tokens} tokens read in {1e3 * read_s:.1f} ms, and {1e3 * rest_s:.1f} ms around it")
+        return Read(num_tokens, Measured(self._features(num_tokens), read_s), rest_s)
+
+    async def _stream(
+        self, service: ServedCalls, num: int, batch: int, num_output: int, runs: int
+    ) -> Measured:
         paces: list[float] = []
         for _ in range(runs):
             calls = await asyncio.gather(*(service.ask(num, num_output) for _ in range(batch)))
-            pace_s = pace_of(_records(calls))
+            pace_s = pace_of(records_of(calls))
             if pace_s is not None:
                 paces.append(pace_s)
         if not paces:
             raise ValueError(f"{batch} streams behind {num} tokens did not run side by side")
-        seconds = statistics.median(paces)
+        seconds = typical(paces)
         self._tell(f"{batch} streams behind {num} tokens: {1e3 * seconds:.1f} ms a token")
         kv_tokens = batch * (num + num_output / 2)
         return Measured((1.0, 0.0, 0.0, float(batch), kv_tokens), seconds)
 
     async def _beside(
-        self, service: _Service, price: StepPrice, asked: Questions, shared: Sharing | None
-    ) -> Sharing | None:
-        """Both at a time: streams that run, and prompts that are read meanwhile."""
-        if shared is None:
-            return None
-        reading, decoding = [], []
-        num_stream = 32
-        alone_s = price.seconds(features_of_prompt(asked.read_beside, self._token_budget))
-        for _ in range(asked.runs):
-            num_output = asked.num_output + int(8 * alone_s / price.seconds((1.0, 0.0, 0.0, 4.0, 400.0)))
-            streams = [asyncio.create_task(service.ask(num_stream, num_output)) for _ in range(asked.beside)]
-            await asyncio.sleep(4 * alone_s / asked.read_beside * num_stream * asked.beside + 0.1)
-            reads: list[Call] = []
-            while not any(task.done() for task in streams):
-                reads.append(await service.ask(asked.read_beside, 1))
-            records = _records([await task for task in streams])
-            first, last = _common(records)
-            kv_tokens = asked.beside * (num_stream + num_output / 2)
-            step_s = price.seconds((1.0, 0.0, 0.0, float(asked.beside), kv_tokens))
-            for call in reads:
-                ended_s, took_s = call.due_s + _ttft_s(call), _part(call, "prefill")
-                num_steps = _num_between(records, ended_s - took_s, ended_s)
-                if first < ended_s - took_s and ended_s < last and num_steps:
-                    reading.append(took_s / alone_s)
-                    decoding.append(took_s / num_steps / step_s)
-        if not reading or not decoding:
-            raise ValueError("no prompt was read while streams ran: the answers are too short")
-        found = Sharing(
-            shared.num_cores, max(1.0, statistics.median(reading)), max(1.0, statistics.median(decoding))
+        self,
+        service: ServedCalls,
+        reads: Sequence[Read],
+        steps: Sequence[Measured],
+        asked: Questions,
+        num_streams: int,
+    ) -> Beside:
+        """Both at a time: streams that run, and prompts that are read meanwhile, some of them two at once."""
+        num_stream = asked.contexts[0]
+        read_s = read_seconds(reads, num_stream)
+        groups_s = sum(read_seconds(reads, num) + read_s for group in asked.read_beside for num in group)
+        step_s = steps[len(reads)].seconds
+        # a stream gets a token with each chunk of a prompt, and in between; twice the time is enough
+        num_output = asked.num_output + int(
+            asked.runs * (sum(map(sum, asked.read_beside)) / self._chunk + 0.3 * groups_s / step_s)
         )
-        self._tell(f"beside each other: reading × {found.reading:.2f}, decoding × {found.decoding:.2f}")
-        return found
+        streams = [asyncio.create_task(service.ask(num_stream, num_output)) for _ in range(num_streams)]
+        await asyncio.sleep(2 * num_streams * read_s + 0.1)
+        told: list[Told] = []
+        for group in cycle(asked.read_beside):
+            if any(task.done() for task in streams):
+                break
+            told += await asyncio.gather(
+                *(_later(index * _BETWEEN_S, service, num) for index, num in enumerate(group))
+            )
+            await asyncio.sleep(_BETWEEN_S)
+        return Beside(records_of([await task for task in streams]), num_stream, told)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,29 +164,16 @@ class Read:
     rest_s: float
 
 
-class _Service:
-    """Whom is asked."""
+async def _later(seconds: float, service: ServedCalls, num_tokens: int) -> Told:
+    await asyncio.sleep(seconds)
+    # two: who wants one only is answered by the prefill worker alone
+    return await service.read(num_tokens, 2)
 
-    def __init__(
-        self, client: Client, target: Target, model: str, vocabulary: Vocabulary, now: Callable[[], float]
-    ) -> None:
-        self._client = client
-        self._target = target
-        self._model = model
-        self._vocabulary = vocabulary
-        self._now = now
-        self._chance = random.Random(0)
 
-    async def ask(self, num_prompt_tokens: int, num_output_tokens: int) -> Call:
-        """A prompt that nobody has seen. Raises NoAnswer for anything but a whole answer."""
-        num_words = self._vocabulary.num_words(num_prompt_tokens)
-        words = (FIRST_WORD, *self._chance.choices(self._vocabulary.words, k=num_words))
-        body = request_body(self._target, self._model, [" ".join(words)], num_output_tokens)
-        call = self._client.call(Ask(body, num_prompt_tokens, num_output_tokens), self._now())
-        record = await call.run()
-        if not record.is_completed:
-            raise NoAnswer(f"a prompt of {num_prompt_tokens} tokens: {record.detail}")
-        return call
+def typical(values: Sequence[float]) -> float:
+    """The mean: queues are made of what things take on average. Without those of twice the median."""
+    limit = _OUTLIER * statistics.median(values)
+    return statistics.fmean(value for value in values if value <= limit)
 
 
 def features_of_prompt(num_tokens: int, token_budget: int) -> Features:
@@ -189,13 +186,17 @@ def features_of_prompt(num_tokens: int, token_budget: int) -> Features:
     return float(num_steps), float(num_tokens), pairs, 0.0, 0.0
 
 
+def read_seconds(reads: Sequence[Read], num_tokens: int) -> float:
+    """What a prompt takes alone, between those that were measured."""
+    lengths, seconds = [read.num_tokens for read in reads], [read.measured.seconds for read in reads]
+    return float(np.interp(num_tokens, lengths, seconds))
+
+
 def num_while_read(reads: Sequence[Read], num_tokens: int, batch: int, step_s: float) -> int:
     """How many tokens the first of `batch` streams has got when the last one's prompt has been read: twice
     what reading takes alone, since the streams run beside it.
     """
-    lengths, seconds = [read.num_tokens for read in reads], [read.measured.seconds for read in reads]
-    read_s = float(np.interp(num_tokens, lengths, seconds))
-    return int(2.0 * (batch - 1) * read_s / step_s)
+    return int(2.0 * (batch - 1) * read_seconds(reads, num_tokens) / step_s)
 
 
 def front_of(reads: Sequence[Read], message_s: float) -> FrontPrice:
@@ -208,41 +209,19 @@ def front_of(reads: Sequence[Read], message_s: float) -> FrontPrice:
     return FrontPrice(max(0.0, float(level)), float(slope))
 
 
+def busy_of(reads: Sequence[Read], beside: Sequence[Told]) -> float:
+    """How much longer a prompt waits, besides queue and steps, while workers compute on the same cores."""
+    if not beside:
+        return 0.0
+    lengths, waits = [read.num_tokens for read in reads], [read.rest_s for read in reads]
+    more = [told.rest_s - float(np.interp(told.num_tokens, lengths, waits)) for told in beside]
+    return max(0.0, statistics.median(more))
+
+
 def pace_of(records: Sequence[RequestRecord]) -> float | None:
     """Seconds of a step while all of them stream; None if they hardly do. Tokens may come several at a time,
     so it is their number in that time that counts, not the pauses between them.
     """
-    first, last = _common(records)
-    num_steps = _num_between(records, first, last)
+    first, last = all_streaming(records)
+    num_steps = num_between(records, first, last)
     return (last - first) / num_steps if num_steps >= _MIN_STEPS else None
-
-
-def _common(records: Sequence[RequestRecord]) -> tuple[float, float]:
-    """From when on, and until when, all of them stream: behind the second token of the last one."""
-    first = max(record.event_times_s[min(1, len(record.event_times_s) - 1)] for record in records)
-    return first, min(record.event_times_s[-1] for record in records)
-
-
-def _num_between(records: Sequence[RequestRecord], first: float, last: float) -> float:
-    """Steps in that time: the tokens that a stream got, on average."""
-    counts = [sum(first < when <= last for when in record.event_times_s) for record in records]
-    return sum(counts) / len(counts)
-
-
-def _records(calls: Sequence[Call]) -> list[RequestRecord]:
-    return [call.record for call in calls if call.record is not None]
-
-
-def _ttft_s(call: Call) -> float:
-    (record,) = _records([call])
-    assert record.ttft_s is not None
-    return record.ttft_s
-
-
-def _part(call: Call, name: str) -> float:
-    """Seconds of one part of the time to first token."""
-    told: Any = call.usage.get("baton")
-    try:
-        return float(told["prompts"][0]["ttft_ms"][name]) / 1e3
-    except (KeyError, IndexError, TypeError) as error:
-        raise NoAnswer("the service does not tell where time went: router.explain must be on") from error

@@ -17,9 +17,11 @@ from cluster.simulator.deployment import Deployment
 from cluster.simulator.dispatch import Dispatch
 from cluster.simulator.events import Events
 from cluster.simulator.fleet import Fleet
+from cluster.simulator.front import Front
 from cluster.simulator.pools import Pools, SiteReport, check
 from cluster.simulator.record import Record
 from cluster.simulator.scaler import Scaler
+from cluster.simulator.sharing import Host
 from cluster.simulator.workload import Arrival
 from core.ids import Role
 
@@ -60,6 +62,7 @@ class Simulation:
         self._last_s = 0.0
         message_s = deployment.link.latency_s
         self.fleet = Fleet(deployment.router, self.events, message_s)
+        host = None if deployment.sharing is None else Host(deployment.sharing)
         self.router = Dispatch(
             deployment.router,
             self.fleet,
@@ -67,9 +70,9 @@ class Simulation:
             random.Random(seed + 1),
             message_s,
             chooser,
-            deployment.front,
+            Front(deployment.front, host),
         )
-        self.pools = Pools(deployment, self.events, self.fleet, self.router, random.Random(seed))
+        self.pools = Pools(deployment, self.events, self.fleet, self.router, random.Random(seed), host)
         for _ in range(deployment.num_decode):
             self.pools.start(Role.DECODE)
         for _ in range(deployment.num_prefill):

@@ -97,6 +97,8 @@ class SiteRunner:
         self.last_plan: StepPlan | None = None
         self.num_shared_cores = 0 if host is None else host.num_cores
         self.was_beside = False
+        self.is_decoding = False
+        """Whether what is read here goes on here."""
         self._clock = clock
         self._host = host
 
@@ -109,7 +111,9 @@ class SiteRunner:
         seconds = self.price.seconds(features_of(plan))
         if self._host is not None:
             self.was_beside = self._host.is_beside(self, self._clock.at)
-            seconds = self._host.seconds(self, self._clock.at, plan, seconds)
+            alone_s = seconds
+            seconds = self._host.seconds(self, self._clock.at, plan, alone_s)
+            self._host.going_on(self, self._clock.at + seconds + self._rest_s(plan, alone_s))
         self._clock.at += seconds
         self.last_plan = plan
         self.note_steps(1, seconds)
@@ -119,15 +123,32 @@ class SiteRunner:
             streams=_ends(num_streams) if num_streams else no_tokens(),
         )
 
-    def coming(self, at: float) -> None:
-        """What another worker of the host has just read goes on here, from then on."""
+    def coming(self, at: float, num_tokens: int) -> None:
+        """What another worker of the host has just read goes on here from then on, for so many tokens."""
         if self._host is not None:
-            self._host.coming(self, at)
+            step_s = self.price.seconds((1.0, 0.0, 0.0, 1.0, 0.0))
+            self._host.coming(self, at, at + num_tokens * step_s)
 
     def note_steps(self, num_steps: int, seconds: float) -> None:
         """So many were taken."""
         self.num_steps += num_steps
         self.busy_s += seconds
+
+    def _rest_s(self, plan: StepPlan, step_s: float) -> float:
+        """What is left to do for those that a step of `step_s` has."""
+        num_left, num_unread = 0, 0
+        streams = plan.streams
+        if len(streams):
+            num_left = int((streams.traits["num_unending_tokens"] - streams.num_tokens).max())
+        for item in plan.chunks:
+            sequence = item.sequence
+            num_unread += sequence.num_tokens - item.num_context_tokens - item.num_scheduled_tokens
+            if self.is_decoding:
+                num_left = max(num_left, sequence.request.sampling.min_tokens)
+        if plan.chunks:
+            num_streams = float(len(plan))
+            step_s = self.price.seconds((1.0, 0.0, 0.0, num_streams, 0.0))
+        return max(0, num_left) * step_s + num_unread * self.price.token_s
 
     def start(self, plan: StepPlan) -> EndedStep:
         """The same, for whoever would do something else meanwhile."""

@@ -5,19 +5,44 @@ Owns the arithmetic and the features it is linear in, so that measured steps can
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from operator import attrgetter
 
 from engine.step import StepPlan
+
+_SIZE = attrgetter("num_streams")
 
 Features = tuple[float, float, float, float, float]
 """Of a step: 1, prompt tokens, (prompt token, earlier token) pairs that attend, streams, their KV tokens."""
 
 
 @dataclass(frozen=True, slots=True)
+class BatchPrice:
+    """Of steps of `num_streams` streams and no prompt: `fixed_s`, and `kv_s` for each KV token of theirs."""
+
+    num_streams: float
+    fixed_s: float
+    kv_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("num_streams", "fixed_s"):
+            if not getattr(self, name) > 0.0:
+                raise ValueError(f"{name} must be above 0")
+        if not self.kv_s >= 0.0:
+            raise ValueError("kv_s must not be negative")
+
+    def seconds(self, kv_tokens: float) -> float:
+        return self.fixed_s + self.kv_s * kv_tokens
+
+
+@dataclass(frozen=True, slots=True)
 class StepPrice:
     """Seconds. A step takes `fixed_s` (weights are read, kernels started) and `token_s` for each prompt
     token, `pair_s` for each pair of a prompt token and one before it, `stream_s` for each stream and `kv_s`
-    for each token of KV that streams attend to.
+    for each token of KV that streams attend to. `batches`, in the order of their sizes: what steps of streams
+    alone take, where that is no line (two rows of a matrix may cost as much as one). Batches between two of
+    them cost what lies between; those beyond, what the line says more.
     """
 
     fixed_s: float
@@ -25,8 +50,12 @@ class StepPrice:
     pair_s: float
     stream_s: float
     kv_s: float
+    batches: tuple[BatchPrice, ...] = ()
 
     def __post_init__(self) -> None:
+        sizes = [batch.num_streams for batch in self.batches]
+        if sizes != sorted(set(sizes)):
+            raise ValueError("batches must be in the order of their sizes")
         for name in ("fixed_s", "token_s", "pair_s", "stream_s", "kv_s"):
             if not getattr(self, name) >= 0.0:
                 raise ValueError(f"{name} must not be negative")
@@ -35,6 +64,8 @@ class StepPrice:
 
     def seconds(self, features: Features) -> float:
         one, tokens, pairs, streams, kv_tokens = features
+        if self.batches and not tokens and streams:
+            return self._of_streams(streams, kv_tokens)
         return (
             self.fixed_s * one
             + self.token_s * tokens
@@ -42,6 +73,19 @@ class StepPrice:
             + self.stream_s * streams
             + self.kv_s * kv_tokens
         )
+
+    def _of_streams(self, streams: float, kv_tokens: float) -> float:
+        batches = self.batches
+        above = bisect_left(batches, streams, key=_SIZE)
+        if above == len(batches):
+            last = batches[-1]
+            return last.seconds(kv_tokens) + self.stream_s * (streams - last.num_streams)
+        upper = batches[above]
+        if above == 0:
+            return upper.seconds(kv_tokens)
+        lower = batches[above - 1]
+        share = (streams - lower.num_streams) / (upper.num_streams - lower.num_streams)
+        return (1.0 - share) * lower.seconds(kv_tokens) + share * upper.seconds(kv_tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from cluster.simulator.fit import Measured, fit_price
+from cluster.simulator.fit import Measured, batch_prices, fit_price
 from cluster.simulator.step_price import Features, StepPrice
 
 PRICE = StepPrice(fixed_s=0.006, token_s=30e-6, pair_s=1e-9, stream_s=20e-6, kv_s=50e-9)
@@ -49,3 +49,28 @@ def test_a_part_that_costs_nothing_is_not_negative() -> None:
 def test_too_few_kinds_of_steps_are_an_error() -> None:
     with pytest.raises(ValueError, match="5 kinds of steps"):
         fit_price([Measured((1.0, 0.0, 0.0, 1.0, 64.0), 0.01)])
+
+
+def test_batches_that_follow_no_line_are_priced_one_by_one() -> None:
+    lines = {1.0: (0.006, 1e-6), 2.0: (0.0061, 3e-6), 4.0: (0.012, 2e-6)}
+    steps = [
+        Measured((1.0, 0.0, 0.0, streams, kv_tokens), level + slope * kv_tokens)
+        for streams, (level, slope) in lines.items()
+        for kv_tokens in (100.0 * streams, 700.0 * streams)
+    ]
+    prompt = Measured((1.0, 64.0, 2048.0, 0.0, 0.0), 0.05)
+    single = Measured((1.0, 0.0, 0.0, 8.0, 800.0), 0.02)  # nothing tells its KV from the rest
+    found = batch_prices([*steps, prompt, single])
+    assert [price.num_streams for price in found] == [1.0, 2.0, 4.0]
+    for price in found:
+        level, slope = lines[price.num_streams]
+        assert (price.fixed_s, price.kv_s) == (pytest.approx(level), pytest.approx(slope))
+
+
+def test_kv_that_seems_to_save_time_costs_nothing() -> None:
+    steps = [
+        Measured((1.0, 0.0, 0.0, 1.0, 50.0), 0.0062),
+        Measured((1.0, 0.0, 0.0, 1.0, 600.0), 0.0060),
+    ]
+    (found,) = batch_prices(steps)
+    assert (found.fixed_s, found.kv_s) == (pytest.approx(0.0061), 0.0)

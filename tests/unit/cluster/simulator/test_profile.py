@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.simulator.profile import Profile, read_profile, write_profile
+from cluster.simulator.step_price import BatchPrice
 from core.errors import InvalidConfig
 from tests.unit.cluster.simulator.world import SMALL
 
@@ -17,6 +19,10 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     write_profile(PROFILE, path)
     assert read_profile(path) == PROFILE
+    batches = (BatchPrice(1.0, 0.006, 1e-6), BatchPrice(4.0, 0.01, 2e-6))
+    measured = replace(PROFILE, price=replace(PROFILE.price, batches=batches))
+    write_profile(measured, path)
+    assert read_profile(path) == measured
 
 
 def test_faults_are_named(tmp_path: Path) -> None:

@@ -12,11 +12,17 @@ from cluster.simulator.served_calibration import (
     front_of,
     num_while_read,
     pace_of,
+    typical,
 )
 
 
 def record(*times: float) -> RequestRecord:
     return RequestRecord(0, 0.0, 0.0, times[-1], Outcome.COMPLETED, times)
+
+
+def test_what_is_typical_is_the_mean_of_what_nobody_disturbed() -> None:
+    assert typical([0.010, 0.012, 0.014]) == pytest.approx(0.012)
+    assert typical([0.010, 0.012, 0.050]) == pytest.approx(0.011)
 
 
 def test_a_prompts_features_are_those_of_its_steps() -> None:

@@ -20,6 +20,8 @@ def test_a_step_is_slower_exactly_while_another_worker_of_the_host_computes() ->
     host = Host(SHARING)
     assert host.seconds("p", 1.0, DECODING, 0.5) == 0.5
     assert host.seconds("d", 1.2, DECODING, 0.1) == pytest.approx(0.16)
+    assert host.is_busy(1.4)
+    assert not host.is_busy(1.6)
     assert host.seconds("p", 1.5, DECODING, 0.5) == 0.5  # who computed last ended long ago
     assert not host.is_beside("p", 1.5)
     assert host.is_beside("d", 1.9)
@@ -34,9 +36,31 @@ def test_a_workers_gap_between_two_steps_is_no_rest() -> None:
 
 def test_a_step_that_begins_when_its_neighbour_is_about_to_is_beside_it() -> None:
     host = Host(SHARING)
-    host.coming("d", 1.003)
+    host.coming("d", 1.003, until=9.0)
     assert host.seconds("p", 1.0, DECODING, 0.5) == pytest.approx(0.8)
     assert not host.is_beside("p", 1.1)
+
+
+def test_a_step_is_alone_again_when_its_neighbour_has_done_what_it_had() -> None:
+    host = Host(SHARING)
+    host.seconds("d", 1.0, DECODING, 0.1)
+    # of 0.1 s beside it 0.0625 is progress
+    assert host.seconds("p", 1.0, DECODING, 0.5) == pytest.approx(0.5 + 0.1 - 0.0625)
+    host = Host(SHARING)
+    host.seconds("d", 1.0, DECODING, 0.1)
+    host.going_on("d", 1.7)
+    assert host.seconds("p", 1.0, DECODING, 0.4) == pytest.approx(0.64)
+
+
+def test_a_requests_way_is_longer_while_workers_compute_on_the_routers_cores() -> None:
+    host = Host(SHARING)
+    front = Front(FrontPrice(request_s=0.01, busy_s=0.005), host)
+    assert front.ready_at(1.0, 100) == pytest.approx(1.01)
+    host.seconds("d", 2.0, DECODING, 0.1)
+    assert front.ready_at(2.05, 100) == pytest.approx(2.065)
+    # which is no work of the router's: who comes next does not wait for it
+    assert front.ready_at(2.05, 100) == pytest.approx(2.075)
+    assert front.ready_at(3.0, 100) == pytest.approx(3.01)
 
 
 @pytest.mark.parametrize(
