@@ -138,9 +138,9 @@ class ServedCalibration:
         read_s = read_seconds(reads, num_stream)
         groups_s = sum(read_seconds(reads, num) + read_s for group in asked.read_beside for num in group)
         step_s = steps[len(reads)].seconds
-        # a stream gets a token with each chunk of a prompt, and in between; twice the time is enough
+        # a stream gets a token with each chunk of a prompt, and in between
         num_output = asked.num_output + int(
-            asked.runs * (sum(map(sum, asked.read_beside)) / self._chunk + 0.3 * groups_s / step_s)
+            2 * asked.runs * (sum(map(sum, asked.read_beside)) / self._chunk + 0.3 * groups_s / step_s)
         )
         streams = [asyncio.create_task(service.ask(num_stream, num_output)) for _ in range(num_streams)]
         await asyncio.sleep(2 * num_streams * read_s + 0.1)
