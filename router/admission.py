@@ -69,6 +69,7 @@ class Admission:
             metrics.waiting,
             leases.promises,
         )
+        metrics.watch_places(lambda: self._line.num_places)
 
     def deadline(self, timeout_header: str | None) -> Deadline:
         """From X-Request-Timeout (seconds), or the default. Raises InvalidRequest."""

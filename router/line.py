@@ -79,9 +79,16 @@ class Line:
         self._promises = promises
         promises.watch(PLACE, self)
 
+    @property
+    def num_places(self) -> int:
+        """How many may run at once, which is less than the workers have places where that many would be too
+        slow.
+        """
+        return int(min(self._capacity(), self._limit.num))
+
     def predicted_wait_s(self, priority: int, num: int = 1) -> float:
         """Until the last of `num` newcomers of that priority would run; 0 where nothing was measured yet."""
-        num_free = self._room() - self._num_running if len(self._queue) == 0 else 0
+        num_free = self.num_places - self._num_running if len(self._queue) == 0 else 0
         num_turns = self._queue.num_ahead(priority) + num - max(0, num_free)
         return max(0, num_turns) * self._seconds_per_place(num)
 
@@ -102,7 +109,7 @@ class Line:
         is_due = self._bookings.is_due(call, now)
         kept = [] if is_due else self._bookings.kept(_PLACE, now)
         num_kept = math.floor(sum(amount for due_at, amount in kept if due_at <= now))
-        room = self._room() + self._max_queue - self._num_running - len(self._queue) - num_kept
+        room = self.num_places + self._max_queue - self._num_running - len(self._queue) - num_kept
         if room < num and not is_due and self._promises.try_claim(PLACE, call):
             return  # another router keeps a place for it, and gives that one to somebody else
         if num - room > self._queue.num_below(priority):
@@ -171,7 +178,7 @@ class Line:
 
     def _call_next(self) -> None:
         now = self._clock.now()
-        while self._num_running < self._room() and (entry := self._queue.pop(now)) is not None:
+        while self._num_running < self.num_places and (entry := self._queue.pop(now)) is not None:
             if entry.item.called.done():
                 continue
             if self._is_too_late(entry.item):
@@ -209,10 +216,6 @@ class Line:
         message = "the request waited until there was no time left to answer it"
         turn.called.set_exception(self._refusal(message, 1, 0, now, reason="deadline"))
 
-    def _room(self) -> int:
-        """How many may run at once, which is less than there are places where that many would be too slow."""
-        return int(min(self._capacity(), self._limit.num))
-
     def _note_end(self, turn: _Turn, held_s: float, is_whole: bool) -> None:
         now, mean_s = self._clock.now(), self._service.at(turn.cost)
         if is_whole:
@@ -222,7 +225,7 @@ class Line:
 
     def _seconds_per_place(self, num_more: int = 0) -> float:
         """How often a place becomes free, with `num_more` that take those that are free now."""
-        num_running = max(self._num_running, min(self._room(), self._num_running + num_more))
+        num_running = max(self._num_running, min(self.num_places, self._num_running + num_more))
         return self._mean_held_s / max(1, num_running)
 
     def _service_s(self, cost: float) -> float:

@@ -7,7 +7,7 @@ label. The merged scrape of all workers is in `exposition`. Used on the event lo
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -151,6 +151,11 @@ class RouterMetrics:
         self._running = Gauge(
             telemetry.ROUTER_REQUESTS, "Requests inside the router.", ("state",), registry=self.registry
         )
+        self._places = Gauge(
+            telemetry.ROUTER_PLACES,
+            "Requests that may run at once; the rest wait in the router.",
+            registry=self.registry,
+        )
 
     def started(self, labels: RequestLabels) -> None:
         self._started.labels(labels.endpoint, labels.model).inc()
@@ -200,6 +205,10 @@ class RouterMetrics:
         self.num_waiting, self.num_running = num_waiting, num_running
         self._running.labels("waiting").set(num_waiting)
         self._running.labels("running").set(num_running)
+
+    def watch_places(self, num_places: Callable[[], float]) -> None:
+        """Export how many requests may run at once, asked for at each scrape."""
+        self._places.set_function(num_places)
 
     def watch_table(self, table: WorkerTable) -> None:
         """Export how many workers there are, by role and state, and what is known of their blocks."""

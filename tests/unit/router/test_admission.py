@@ -51,6 +51,17 @@ async def test_the_pool_limits_an_answer_before_its_worker_has_reported_anything
             _admission(fleet).requests(_call(POOL - 2), "c", TENANT, 5)
 
 
+async def test_how_many_may_run_at_once_can_be_scraped() -> None:
+    async with Fleet(_d()) as fleet:
+        _admission(fleet)
+        await fleet.pass_by(0.6)
+        (entry,) = fleet.table.entries()
+        assert entry.status is not None
+        exposed = fleet.metrics.exposition().decode()
+        (line,) = [line for line in exposed.splitlines() if line.startswith("baton_router_places ")]
+        assert float(line.split()[1]) >= entry.status.max_num_seqs > 0
+
+
 async def test_the_limits_of_a_worker_that_is_being_replaced_stand() -> None:
     worker = _d()
     async with Fleet(worker) as fleet:
