@@ -1,13 +1,14 @@
 """ServedCalibration: prices from a running service: what steps, sharing and the router take there.
 
-Owns which requests are sent, and prices of what was alone; of what ran beside others see `served_sharing`. A
-service that has nothing else to do, with one prefill worker at least; what its steps take includes all that
-happens between two of them. Runs on an event loop of its own.
+Owns which requests are sent, and prices of what was alone; of what ran beside others see `served_sharing` and
+`served_mix`. A service that has nothing else to do, with one prefill worker at least; what its steps take
+includes all that happens between two of them. Runs on an event loop of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +24,10 @@ from cluster.loadtest.settings import Target
 from cluster.simulator.fit import Measured, batch_prices, fit_price
 from cluster.simulator.front import FrontPrice
 from cluster.simulator.profile import Profile
-from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of
+from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of, told_by
+from cluster.simulator.served_mix import Mix, Mixed, scaled
 from cluster.simulator.served_sharing import Beside, mixed_steps, sharing_of
-from cluster.simulator.step_price import Features
+from cluster.simulator.step_price import Features, StepPrice
 
 _MIN_STEPS = 8
 _ASSUMED_STEP_S = 0.01
@@ -37,7 +39,8 @@ _OUTLIER = 2.0  # times the median: somebody else had the machine
 class Questions:
     """What is asked, each `runs` times: `prompts` of so many tokens alone; `batches` of streams behind
     prompts of `contexts` tokens, `num_output` tokens while all run; while `beside` streams run,
-    `read_beside`: prompts that come together, one group after the other.
+    `read_beside`: prompts that come together, one group after the other. Then `num_mixed` requests of all
+    lengths between, at random moments, at a rate of `mixed_share` of what the prices allow.
     """
 
     prompts: tuple[int, ...] = (16, 64, 128, 256, 512, 1024)
@@ -47,6 +50,9 @@ class Questions:
     beside: tuple[int, ...] = (1, 2, 4)
     read_beside: tuple[tuple[int, ...], ...] = ((256,), (128, 160), (64,), (64, 384))
     runs: int = 3
+    num_mixed: int = 60
+    mixed_output: tuple[int, int] = (16, 64)
+    mixed_share: float = 0.5
 
 
 class ServedCalibration:
@@ -80,20 +86,18 @@ class ServedCalibration:
                 if num + num_output < profile.max_context:
                     steps.append(await self._stream(service, num, batch, num_output, asked.runs))
             rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
-        mixed = mixed_steps(rounds, self._chunk)
-        price, error = fit_price(steps + mixed)
-        price = replace(price, batches=batch_prices(steps))
+            mixed = mixed_steps(rounds, self._chunk)
+            price, error = fit_price(steps + mixed)
+            price = replace(price, batches=batch_prices(steps))
+            mix = await self._mix(service, asked, price)
         sharing = profile.sharing
         if sharing is not None:
             sharing = sharing_of(rounds, price, self._features, sharing)
-        front = replace(
-            front_of(reads, profile.link.latency_s),
-            busy_s=busy_of(reads, [told for beside in rounds for told in beside.within()]),
-        )
-        for step in mixed:
-            ratio = step.seconds / price.seconds(step.features)
-            self._tell(f"{step.features}: {1e3 * step.seconds:.0f} ms, {ratio:.2f} of its price")
+        front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
+        decoding, reading = mix.decoding(price), mix.reading(price, self._features, self._chunk)
         self._tell(f"{len(mixed)} prompts read together with streams; {sharing}; {front}")
+        self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
+        price = scaled(price, decoding, reading)
         return replace(profile, price=price, typical_error=error, sharing=sharing, front=front)
 
     def _now(self) -> float:
@@ -153,6 +157,22 @@ class ServedCalibration:
             )
             await asyncio.sleep(_BETWEEN_S)
         return Beside(records_of([await task for task in streams]), num_stream, told)
+
+    async def _mix(self, service: ServedCalls, asked: Questions, price: StepPrice) -> Mix:
+        """Requests of all lengths that come at random moments."""
+        chance = random.Random(0)
+        shortest, longest = min(asked.contexts), max(asked.contexts)
+        read_s = price.seconds(self._features((shortest + longest) // 2))
+        step_s = price.seconds((1.0, 0.0, 0.0, 3.0, 1.5 * (shortest + longest)))
+        rate = asked.mixed_share / (read_s + sum(asked.mixed_output) / 2 * step_s / 3)
+        tasks, begun = [], self._now()
+        for _ in range(asked.num_mixed):
+            num = chance.randint(shortest, longest)
+            tasks.append((num, asyncio.create_task(service.ask(num, chance.randint(*asked.mixed_output)))))
+            begun += chance.expovariate(rate)
+            await asyncio.sleep(max(0.0, begun - self._now()))
+        calls = [(num, await task) for num, task in tasks]
+        return Mix([Mixed(call.record, told_by(call, num)) for num, call in calls if call.record is not None])
 
 
 @dataclass(frozen=True, slots=True)
