@@ -64,8 +64,9 @@ class Load:
         """What most requests keep, and not all."""
         price = profile.price
         read_s = price.seconds(features_of_prompt(self.fresh[1], TOKEN_BUDGET))
-        step_s = price.seconds((1.0, 0.0, 0.0, 4.0, 4.0 * sum(self.fresh)))
-        return Slo(round(2.0 * read_s + profile.front.request_s, 3), round(1.5 * step_s, 4))
+        num_kv = 4.0 * (sum(self.fresh) + PREFIX * self.has_prefix)
+        step_s = price.seconds((1.0, 0.0, 0.0, 4.0, num_kv))
+        return Slo(round(3.0 * read_s + profile.front.request_s, 3), round(2.0 * step_s, 4))
 
     def write(self, path: Path, rate: float, seconds: float, seed: int) -> None:
         """A trace of Poisson arrivals."""
