@@ -5,9 +5,21 @@ Owns the steps of nearness: one node, one zone, further. Pure.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from router.config import RouterConfig
 from router.decision import Candidate
 from router.speeds import Handoff
+
+
+class Located(Protocol):
+    """Whatever is known by where it runs."""
+
+    @property
+    def node(self) -> str: ...
+
+    @property
+    def zone(self) -> str: ...
 
 
 class Distances:
@@ -22,8 +34,10 @@ class Distances:
     def handoff(self, source: Candidate, target: Candidate) -> Handoff:
         """From `source` to `target`."""
         measured = source.handoffs.get(target.ref.worker_id)
-        if measured is not None:
-            return measured
+        return self.assumed(source, target) if measured is None else measured
+
+    def assumed(self, source: Located, target: Located) -> Handoff:
+        """The same where that pair has measured nothing."""
         if source.node == target.node:
             return self._node
         return self._zone if source.zone == target.zone else self._far

@@ -69,7 +69,7 @@ class Pipeline:
         self.placer = Placer(config, table, metrics, clock, chance)
         self._sleep = sleep
         self.cancels = Cancels()
-        self.pulls = Pulls(config, self.placer.speeds.assumed_handoff, metrics.reuse, self.cancels, clock)
+        self.pulls = Pulls(config, self.placer.speeds.distances, metrics.reuse, self.cancels, clock)
         self._closed = asyncio.Event()
 
     async def serve(self, request: Request, reader: Reader, deadline: Deadline) -> None:

@@ -167,7 +167,7 @@ class Placed:
             decode.ref.worker_id,
             num_missing * decode.layout.bytes_per_token,
             actual_ms,
-            self._host.speeds.assumed_handoff,
+            self._host.speeds.distances.assumed(self._prefill.announcement, self._decode.announcement),
         )
         self._tell("handoff", terms["transfer"] + terms["handoff"], actual_ms, decode.num_cached_tokens)
 

@@ -15,9 +15,9 @@ from core.errors import ServingError, TransferTimeout
 from core.ids import RequestId, new_ticket_id
 from core.jobs import LendJob, LendResult
 from router.config import RouterConfig
+from router.distance import Distances
 from router.legs import Cancels, Leg, Legs
 from router.reuse_metrics import ReuseMetrics
-from router.speeds import Handoff
 from router.worker_entry import WorkerEntry
 
 
@@ -33,10 +33,15 @@ class Pulls:
     """One per router."""
 
     def __init__(
-        self, config: RouterConfig, assumed: Handoff, metrics: ReuseMetrics, cancels: Cancels, clock: Clock
+        self,
+        config: RouterConfig,
+        distances: Distances,
+        metrics: ReuseMetrics,
+        cancels: Cancels,
+        clock: Clock,
     ) -> None:
         self._config = config
-        self._assumed = assumed
+        self._distances = distances
         self._metrics = metrics
         self._cancels = cancels
         self._clock = clock
@@ -78,7 +83,7 @@ class Pulls:
             to.ref.worker_id,
             num_blocks * to.announcement.layout.block_bytes,
             seconds * 1e3,
-            self._assumed,
+            self._distances.assumed(loan.source.announcement, to.announcement),
         )
 
     def _told(self, loan: Loan, result: LendResult) -> int:

@@ -12,7 +12,8 @@ from weakref import WeakKeyDictionary
 from core.clock import Clock
 from core.worker_status import WorkerStatus
 from router.config import RouterConfig
-from router.speeds import Handoff, Speeds, assumed_speeds, mean_speeds, measured_speeds
+from router.distance import Distances
+from router.speeds import Speeds, assumed_speeds, mean_speeds, measured_speeds
 from router.worker_entry import WorkerEntry
 from router.worker_table import WorkerTable
 
@@ -23,7 +24,7 @@ class SpeedBook:
     """One per router."""
 
     def __init__(self, config: RouterConfig, table: WorkerTable, clock: Clock) -> None:
-        self.assumed_handoff = Handoff(config.assumed_handoff_ms, 1e3 / config.assumed_bytes_per_s)
+        self.distances = Distances(config)
         self._config = config
         self._table = table
         self._clock = clock

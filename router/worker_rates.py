@@ -7,6 +7,7 @@ each decode worker. One per incarnation of a worker; used on the event loop.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from core.ids import WorkerId
@@ -18,6 +19,27 @@ _MIN_PREDICTED_TOKENS = 16  # fewer say nothing about the credit
 _MAX_LOG_PACE = math.log(1.5)
 _TYPICAL_BYTES = 1e7
 _SEED_BYTES = 1e7
+# so many handoffs to others count for a pair as one that took what is assumed
+_HANDOFFS_OF_OTHERS = 8
+
+
+@dataclass(slots=True)
+class _Pair:
+    """`assumed` is what its handoffs are thought to cost where nothing is known."""
+
+    line: RunningLine
+    assumed: Handoff
+    num_of_others: int = 0
+
+    def pass_over(self, num_bytes: int) -> bool:
+        """A handoff went to another worker; returns whether that changed the price. One that was dear once,
+        in a bad moment, would otherwise never be tried again.
+        """
+        self.num_of_others += 1
+        if self.num_of_others % _HANDOFFS_OF_OTHERS:
+            return False
+        self.line.observe(num_bytes, self.assumed.fixed + self.assumed.per_byte * num_bytes)
+        return True
 
 
 class WorkerRates:
@@ -28,7 +50,7 @@ class WorkerRates:
     def __init__(self) -> None:
         self.credit = 1.0
         self._log_pace = 0.0
-        self._lines: dict[WorkerId, RunningLine] = {}
+        self._pairs: dict[WorkerId, _Pair] = {}
         self._handoffs: dict[WorkerId, Handoff] = {}
         self.handoffs = MappingProxyType(self._handoffs)
 
@@ -55,10 +77,14 @@ class WorkerRates:
         """A handoff of `num_bytes` to `decode` held the second token up by `actual_ms`; `assumed` is what the
         first one is weighed against.
         """
-        line = self._lines.get(decode)
-        if line is None:
+        pair = self._pairs.get(decode)
+        if pair is None:
             seed = (_SEED_BYTES, assumed.fixed + assumed.per_byte * _SEED_BYTES)
-            line = self._lines[decode] = RunningLine(_TYPICAL_BYTES, decay=0.9, seed=seed)
-        expected = line.at(num_bytes)
-        line.observe(num_bytes, min(actual_ms, 4.0 * expected + 20.0))
-        self._handoffs[decode] = Handoff(*line.coefficients)
+            line = RunningLine(_TYPICAL_BYTES, decay=0.9, seed=seed)
+            pair = self._pairs[decode] = _Pair(line, assumed)
+        expected = pair.line.at(num_bytes)
+        pair.line.observe(num_bytes, min(actual_ms, 4.0 * expected + 20.0))
+        self._handoffs[decode] = Handoff(*pair.line.coefficients)
+        for worker, other in self._pairs.items():
+            if other is not pair and other.pass_over(num_bytes):
+                self._handoffs[worker] = Handoff(*other.line.coefficients)

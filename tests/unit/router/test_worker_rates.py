@@ -51,6 +51,24 @@ def test_a_pairs_handoff_is_learned_by_its_bytes() -> None:
     assert WorkerId("other") not in rates.handoffs
 
 
+def test_a_pair_that_was_dear_once_is_tried_again_after_a_while_and_one_that_is_far_stays_dear() -> None:
+    near, far, bad = WorkerId("near"), WorkerId("far"), WorkerId("bad")
+    assumed = {near: Handoff(5.0, 1e-6), bad: Handoff(5.0, 1e-6), far: Handoff(5.0, 2e-5)}
+    rates = WorkerRates()
+    rates.observe_handoff(far, 10_000_000, 205.0, assumed[far])
+    rates.observe_handoff(bad, 10_000_000, 300.0, assumed[bad])
+
+    def price(worker: WorkerId) -> float:
+        return rates.handoffs[worker].fixed + rates.handoffs[worker].per_byte * 10_000_000
+
+    assert price(bad) > 40.0
+    for _ in range(40):
+        rates.observe_handoff(near, 10_000_000, 15.0, assumed[near])
+    assert price(near) == pytest.approx(15.0)
+    assert 15.0 <= price(bad) < 25.0
+    assert price(far) == pytest.approx(205.0)
+
+
 def test_speeds_are_assumed_then_borrowed_then_measured() -> None:
     config = RouterConfig(assumed_prefill_tokens_per_s=500.0, assumed_step_s=0.05, assumed_core_sharing=2.0)
     blank = new_status(_REF)
