@@ -1,12 +1,12 @@
 """The simulator against the real service on this machine, as ratios.
 
-`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--out DIR]` starts `baton serve` with
-one prefill and one decode worker, measures its prices (`baton calibrate --url`), sends two workloads to it
-(`baton loadtest`) and simulates both at those prices (`baton simulate`): `random`, prompts of 32 to 384
+`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--patience 0] [--out DIR]` starts
+`baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`), sends two
+workloads to it (`baton loadtest`) and simulates both at those prices (`baton simulate`): `random`, prompts of 32 to 384
 tokens that share nothing, and `prefix`, prompts that begin with one of four texts of 512 tokens. Their rates
 are a part of what the prices allow. Prints what each side says, and simulated : measured; within 10 %, of
 tails 20 %, passes, by the median of the rounds. Exit status 1: something lies outside. Needs the machine for
-itself, and says how much of it others used.
+itself, and says how much of it others used; `--patience` waits for that, and repeats what others disturbed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -39,6 +41,8 @@ SERVE = f"{BATON} serve --port ${{PORT}} --prefill-replicas 1 --decode-replicas 
 TOKEN_BUDGET = 512
 PREFIX, NUM_PREFIXES = 512, 4
 NEAR, NEAR_TAIL = 0.10, 0.20
+QUIET = 0.08  # of the cores; a look of a few seconds finds about 2 % for the system alone
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +179,13 @@ def judged(name: str, rounds: list[list[Compared]]) -> bool:
     return is_near
 
 
-async def measure(folder: Path, seconds: float, rounds: int, drain_s: float) -> bool:
+async def measure(folder: Path, seconds: float, rounds: int, drain_s: float, patience: Patience) -> bool:
     """Start, measure, send, stop; then simulate and compare."""
     profile_file, spec = folder / "profile.json", ServerSpec("baton", SERVE, ready="/ready")
     pairs: dict[str, list[tuple[Path, Path]]] = {load.name: [] for load in LOADS}
     async with running(spec, folder / "serve.log") as endpoint:
         url = f"http://{HOST}:{endpoint.port}"
-        await _beside_others("calibrate", "--url", url, "--out", str(profile_file))
+        await patience.run("calibrate", "--url", url, "--out", str(profile_file))
         profile = read_profile(profile_file)
         for number in range(rounds):
             for load in LOADS:
@@ -190,8 +194,8 @@ async def measure(folder: Path, seconds: float, rounds: int, drain_s: float) -> 
                 load.write(trace, load.rate(profile), seconds, number)
                 limits = ("--trace", str(trace), "--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
                 real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
-                sent = ("--duration", str(seconds), "--drain", str(drain_s), "--seed", str(number))
-                await _beside_others("loadtest", "--url", url, *limits, *sent, "--out", str(real))
+                sent = ("--duration", str(seconds), "--drain", str(drain_s), "--out", str(real))
+                await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))
                 played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual))
                 await asyncio.to_thread(call, "simulate", *limits, *played)
                 pairs[load.name].append((real, virtual))
@@ -204,11 +208,34 @@ async def measure(folder: Path, seconds: float, rounds: int, drain_s: float) -> 
     return all(results)
 
 
-async def _beside_others(*arguments: str) -> None:
-    """One command, and what others did meanwhile: they make it slower than a simulation can know."""
-    others = Bystanders()
-    await asyncio.to_thread(call, *arguments)
-    print(f"others used {others.share():.0%} of the cores meanwhile", flush=True)
+class Patience:
+    """Waits until others leave the machine, `seconds` in all; what others did makes a run slower than a
+    simulation can know.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    async def run(self, *arguments: str, seeds: Iterator[int] | None = None) -> None:
+        """A command, again if others were at work meanwhile and there is patience left. `seeds`: of each try,
+        so that no prompt is cached by one before.
+        """
+        while True:
+            await self._await_quiet()
+            others = Bystanders()
+            seed = () if seeds is None else ("--seed", str(next(seeds)))
+            await asyncio.to_thread(call, *arguments, *seed)
+            share = others.share()
+            print(f"others used {share:.0%} of the cores meanwhile", flush=True)
+            if share <= QUIET or time.monotonic() > self._until:
+                return
+
+    async def _await_quiet(self) -> None:
+        while time.monotonic() < self._until:
+            others = Bystanders()
+            await asyncio.sleep(_LOOK_S)
+            if others.share() <= QUIET:
+                return
 
 
 def main() -> int:
@@ -219,10 +246,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, help="how often each, with other arrivals")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds for the last answers")
     parser.add_argument("--out", type=Path, help="folder for reports, profile, traces; default: a new one")
+    parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for a quiet machine")
     options = parser.parse_args()
     folder = options.out or Path(tempfile.mkdtemp(prefix="sim-against-real-"))
     folder.mkdir(parents=True, exist_ok=True)
-    is_near = asyncio.run(measure(folder, options.seconds, options.rounds, options.drain))
+    patience = Patience(options.patience)
+    is_near = asyncio.run(measure(folder, options.seconds, options.rounds, options.drain, patience))
     print(f"reports, profile and traces in {folder}")
     return 0 if is_near else 1
 
