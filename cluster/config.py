@@ -74,6 +74,8 @@ class ClusterConfig:
             raise ValueError("the number of workers must not be negative")
         if self.num_decode_workers == 0:
             raise ValueError("num_decode_workers must be at least 1: only decode workers finish an answer")
+        if self.worker_num_cpus < 0 or self.worker_num_gpus < 0:
+            raise ValueError("what a worker takes of a node must not be negative")
         for name in ("start_timeout_s", "drain_timeout_s", "health_period_s"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0")

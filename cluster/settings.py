@@ -20,15 +20,19 @@ ENVIRONMENT_PREFIX = "BATON_"
 
 
 def settings_from_file(path: Path) -> dict[str, Any]:
-    """The mapping a YAML file holds; an empty file or section is an empty mapping. Raises InvalidConfig."""
+    """The mapping a YAML file holds; an empty file or section is an empty mapping. Raises InvalidConfig, also
+    for a key that stands there twice.
+    """
     try:
         text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidConfig(f"{path} is not UTF-8 text: {error.reason}", key=str(path)) from error
     except OSError as error:
         raise InvalidConfig(
             f"cannot read the configuration file {path}: {error.strerror}", key=str(path)
         ) from error
     try:
-        loaded = yaml.safe_load(text)
+        loaded = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         raise InvalidConfig(f"{path} is not valid YAML: {error}", key=str(path)) from error
     if loaded is None:
@@ -36,6 +40,22 @@ def settings_from_file(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict):
         raise InvalidConfig(f"{path} must hold sections, not {type(loaded).__name__}", key=str(path))
     return {str(section): {} if values is None else values for section, values in loaded.items()}
+
+
+class _Loader(yaml.SafeLoader):
+    """Of a key that stands in a mapping twice YAML's own loader takes the last, without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.composer.ComposerError(
+                        None, None, f"{key.value} is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return node
 
 
 def settings_from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Owns the rules (unknown keys, types, nested sections, text from environment and 
 from __future__ import annotations
 
 import dataclasses
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -48,12 +49,18 @@ def from_mapping(kind: type[T], values: Any, where: str = "") -> T:
         raise InvalidConfig(f"{where or 'configuration'}: {error}", key=where) from error
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` wins, section by section."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """`over` wins, section by section. Raises InvalidConfig naming what is a section there and a value in
+    `base`: it would be lost without a word.
+    """
     merged = dict(base)
     for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        old, name = merged.get(key), _join(where, str(key))
+        if isinstance(value, Mapping) and old is not None:
+            if not isinstance(old, Mapping):
+                raise InvalidConfig(f"{name} must be a mapping, not {type(old).__name__}", key=name)
+            value = merge(old, value, name)
+        merged[key] = value
     return merged
 
 
@@ -133,9 +140,13 @@ def _convert_scalar(hint: Any, value: Any, where: str) -> Any:
         if hint is int and isinstance(value, float):
             raise _wrong(where, value, "a whole number")
         try:
-            return hint(value)
-        except ValueError:
+            number = hint(value)
+        except (ValueError, OverflowError):
             raise _wrong(where, value, f"a number ({hint.__name__})") from None
+        # no comparison refuses NaN, and no wait is as long as infinity
+        if isinstance(number, float) and not math.isfinite(number):
+            raise _wrong(where, value, "a finite number")
+        return number
     if hint is Path:
         if isinstance(value, str | Path):
             return Path(value).expanduser()

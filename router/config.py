@@ -136,7 +136,14 @@ class RouterConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-        for name in ("max_queue", "max_logprobs", "max_stop_strings", "max_stop_token_ids", "max_logit_bias"):
+        for name in (
+            "max_queue",
+            "max_logprobs",
+            "max_stop_strings",
+            "max_stop_chars",
+            "max_stop_token_ids",
+            "max_logit_bias",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative")
         for name in (

@@ -30,6 +30,27 @@ def test_a_file_that_is_not_sections_is_refused_by_its_name(tmp_path: Path, text
         settings_from_file(path)
 
 
+def test_a_file_that_is_not_utf8_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "baton.yaml"
+    path.write_bytes(b"engine: {model: \xff}")
+    with pytest.raises(InvalidConfig, match=r"baton\.yaml is not UTF-8"):
+        settings_from_file(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["engine: {block_size: 16}\nengine: {}\n", "engine:\n  block_size: 16\n  block_size: 32\n"],
+)
+def test_a_key_that_is_given_twice_is_refused_by_its_name(tmp_path: Path, text: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"baton\.yaml.*\n?.*(engine|block_size) is given twice"):
+        settings_from_file(write(tmp_path, text))
+
+
+def test_what_an_anchor_brings_may_be_set_anew(tmp_path: Path) -> None:
+    path = write(tmp_path, "a: &a {x: 1, y: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, x: 3}\n")
+    assert settings_from_file(path)["c"] == {"x": 3, "y": 1}
+
+
 def test_a_missing_file_is_refused_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"nowhere\.yaml"):
         settings_from_file(tmp_path / "nowhere.yaml")

@@ -61,6 +61,9 @@ def test_values_and_their_text_forms_give_the_same_settings() -> None:
         ({"path": "/a", "inner": {"size": 1.5}}, "inner.size"),
         ({"path": "/a", "inner": {"size": True}}, "inner.size"),
         ({"path": "/a", "inner": {"size": "many"}}, "inner.size"),
+        ({"path": "/a", "inner": {"rate": float("nan")}}, "inner.rate"),
+        ({"path": "/a", "inner": {"rate": "inf"}}, "inner.rate"),
+        ({"path": "/a", "inner": {"rate": 10**400}}, "inner.rate"),
         ({"path": "/a", "inner": 3}, "inner"),
         ({"path": "/a", "is_on": "maybe"}, "is_on"),
         ({"path": "/a", "is_on": 1}, "is_on"),
@@ -84,3 +87,9 @@ def test_a_rule_of_the_dataclass_is_reported_as_a_setting() -> None:
 def test_later_sources_win_key_by_key() -> None:
     base = {"path": "/a", "inner": {"size": 1, "rate": 1.0}}
     assert merge(base, nested("inner.size", 2)) == {"path": "/a", "inner": {"size": 2, "rate": 1.0}}
+
+
+def test_a_value_where_a_section_should_be_is_not_lost_below_one() -> None:
+    with pytest.raises(InvalidConfig, match=r"path\.inner must be a mapping, not int"):
+        merge({"path": {"inner": 5}}, nested("path.inner.size", 2))
+    assert merge({"inner": None}, nested("inner.size", 2)) == {"inner": {"size": 2}}
