@@ -35,6 +35,7 @@ from router.debug_route import DebugRoute
 from router.drain_route import DrainDesk, DrainRoute
 from router.endpoint import Endpoint, Rooms
 from router.exposition import WorkerExpositions, merge
+from router.header_fields import header_fields
 from router.http_errors import error_body, error_headers
 from router.leases import Leases
 from router.limits import LimitOwner, SoleOwner
@@ -170,11 +171,11 @@ class _Pages:
         self._expositions = WorkerExpositions(config.metrics_timeout_s)
 
     async def models(self, request: HTTPRequest) -> Response:
-        self._tenants.caller(request.headers.get("authorization"))
+        self._tenants.caller(header_fields(request.headers.raw).get("authorization"))
         return _json({"object": "list", "data": [self._model_object()]})
 
     async def model(self, request: HTTPRequest) -> Response:
-        self._tenants.caller(request.headers.get("authorization"))
+        self._tenants.caller(header_fields(request.headers.raw).get("authorization"))
         name = request.path_params["model_id"]
         if name != self._model.name:
             raise UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
@@ -204,7 +205,7 @@ class _Pages:
 
     async def metrics(self, request: HTTPRequest) -> Response:
         """They tell of all tenants, so they need an operator's key where keys are asked for."""
-        self._tenants.operator(request.headers.get("authorization"))
+        self._tenants.operator(header_fields(request.headers.raw).get("authorization"))
         others = await self._expositions.fetch(self._table.entries())
         # behind one address several routers answer in turn: their series must not be taken for one
         text = merge(self._metrics.exposition().decode(), others, {"router": self._metrics.router_id})

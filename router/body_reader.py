@@ -16,14 +16,19 @@ class BodyTooLarge(RequestError):
     http_status = 413
 
 
+class BodyEncoded(RequestError):
+    code = "unsupported_encoding"
+    http_status = 415
+
+
 class BodyTooSlow(RequestError):
     code = "request_timeout"
     http_status = 408
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises BodyTooLarge as soon as it is known to be, BodyTooSlow if it is not there in
-    time, Cancelled if the client goes away.
+    """The whole body. Raises BodyEncoded for a compressed one, BodyTooLarge as soon as it is known to be,
+    BodyTooSlow if it is not there in time, Cancelled if the client goes away.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -34,6 +39,11 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
 
 async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            message = (
+                f"a body in Content-Encoding {value[:40].decode('latin-1')!r} is not read: send it plain"
+            )
+            raise BodyEncoded(message, param="Content-Encoding")
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise _too_large(max_bytes)
     chunks: list[bytes] = []

@@ -20,6 +20,7 @@ from core.request import Request
 from router.body_reader import read_body
 from router.decision import Candidate, Decision
 from router.endpoint import ReadCall, Rooms
+from router.header_fields import header_fields
 from router.json_body import parse_json
 from router.placer import Search
 from router.setbacks import Setbacks
@@ -39,13 +40,15 @@ class DebugRoute:
     async def answer(self, http: HTTPRequest) -> Response:
         """Raises ServingError as the endpoints do."""
         rooms = self._rooms
-        caller = rooms.tenants.operator_at(http.headers)
-        deadline = rooms.admission.deadline(http.headers.get("x-request-timeout"))
-        priority = rooms.admission.priority(http.headers.get("x-priority"), caller.tenant)
+        headers = header_fields(http.headers.raw)
+        caller = rooms.tenants.operator_at(headers)
+        deadline = rooms.admission.deadline(headers.get("x-request-timeout"))
+        priority = rooms.admission.priority(headers.get("x-priority"), caller.tenant)
         data = await read_body(
             http.scope, http.receive, rooms.config.max_body_bytes, deadline.left_s(rooms.pipeline.clock)
         )
         body = await asyncio.to_thread(parse_json, data)
+        rooms.model.is_asked(body)
         read: ReadCall = self._read_completion
         if isinstance(body, dict) and "messages" in body:
             read = self._read_chat

@@ -17,6 +17,7 @@ from core.clock import Clock
 from core.errors import InvalidRequest, NoWorkerAvailable, WorkerError
 from core.ids import Epoch, WorkerId
 from router.body_reader import read_body
+from router.header_fields import header_fields
 from router.json_body import parse_json
 from router.tenants import Tenants
 from router.worker_table import WorkerTable
@@ -52,7 +53,7 @@ class DrainRoute:
         """`{"worker", "within_s"?, "force"?}` to the same, once the worker takes no new work. Raises
         ServingError: InvalidRequest names the field, UnknownWorker, LastOfRole, or that it was not heard.
         """
-        self._tenants.operator_at(http.headers)
+        self._tenants.operator_at(header_fields(http.headers.raw))
         body = parse_json(await read_body(http.scope, http.receive, _MAX_BYTES, _READ_S))
         worker_id, within_s, is_forced = _read(body)
         if self._desk is None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
-from core.errors import Cancelled, ServingError, UnknownModel
+from core.errors import Cancelled, ServingError
 from router.accounts import Account, Accounts
 from router.admission import Admission, call_id_for, cost_of, echoed_request_id
 from router.answering import Answering, ChoiceEvent
@@ -26,6 +26,7 @@ from router.call_log import log_ended
 from router.capture import Captures
 from router.config import RouterConfig
 from router.explanation import explanation_headers, explanation_object
+from router.header_fields import header_fields
 from router.http_errors import error_body, error_headers, internal_error
 from router.json_body import parse_json
 from router.metrics import Outcome, RequestLabels, RouterMetrics, outcome_of
@@ -105,7 +106,7 @@ class _Exchange:
         self._arrived_at = endpoint.rooms.pipeline.clock.now()
         self._labels = RequestLabels(endpoint.name)
         self._is_counted = False
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = header_fields(scope["headers"])
         self._headers = headers
         self._authorization = headers.get("authorization")
         self._priority = headers.get("x-priority")
@@ -152,10 +153,7 @@ class _Exchange:
         finally:
             self.body_read.set()
         body = await _maybe_elsewhere(len(data), lambda: parse_json(data))
-        model = body.get("model") if isinstance(body, dict) else None
-        if isinstance(model, str):
-            if model != rooms.model.name:
-                raise UnknownModel(f"the model {model[:100]!r} does not exist", param="model")
+        if rooms.model.is_asked(body):
             self._labels = RequestLabels(self._endpoint.name, rooms.model.name)
         self._started()
         max_context = rooms.admission.max_context()

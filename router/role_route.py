@@ -15,6 +15,7 @@ from core.errors import InvalidRequest, NoWorkerAvailable
 from core.ids import Role, WorkerId
 from core.role_change import RoleCause
 from router.body_reader import read_body
+from router.header_fields import header_fields
 from router.json_body import parse_json
 from router.role_watch import RoleDesk
 from router.tenants import Tenants
@@ -36,7 +37,7 @@ class RoleRoute:
         """`{"worker", "role", "force"?}` to what became of it, once the worker serves that role. Raises
         ServingError: InvalidRequest names the field, UnknownWorker, LastOfRole, or what the worker said.
         """
-        self._tenants.operator_at(http.headers)
+        self._tenants.operator_at(header_fields(http.headers.raw))
         body = parse_json(await read_body(http.scope, http.receive, _MAX_BYTES, _READ_S))
         worker_id, role, is_forced = _read(body)
         if self._desk is None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from core.errors import InvalidConfig
+from core.errors import InvalidConfig, UnknownModel
 from router.chat_template import ChatTemplate
 from router.model_files import read_json_object
 from router.tokenizer import Tokenizer
@@ -40,6 +40,15 @@ class ServedModel:
     max_context: int | None
     defaults: SamplingDefaults = SamplingDefaults()
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def is_asked(self, body: Any) -> bool:
+        """Whether a body names this model; one without a name is for the schema to refuse. Raises
+        UnknownModel for the name of another.
+        """
+        name = body.get("model") if isinstance(body, dict) else None
+        if isinstance(name, str) and name != self.name:
+            raise UnknownModel(f"the model {name[:100]!r} does not exist", param="model")
+        return isinstance(name, str)
 
     @classmethod
     def load(cls, folder: Path, name: str | None = None) -> ServedModel:

@@ -22,6 +22,7 @@ from starlette.routing import Route
 from core.clock import Clock
 from core.pair_status import PairStatus
 from router.config import RouterConfig
+from router.header_fields import header_fields
 from router.metrics import RouterMetrics
 from router.recent_calls import RecentCalls
 from router.tenants import Tenants
@@ -86,7 +87,7 @@ class StatusPage:
 
     async def state(self, request: HTTPRequest) -> Response:
         """Raises Unauthorized or Forbidden, as /metrics does."""
-        self._tenants.operator_at(request.headers)
+        self._tenants.operator_at(header_fields(request.headers.raw))
         headers = {**_HEADERS, "cache-control": "no-store"}
         return Response(orjson.dumps(self.told()), headers=headers, media_type="application/json")
 

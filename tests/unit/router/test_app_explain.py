@@ -152,3 +152,9 @@ async def test_debug_route_is_the_operators_where_keys_are_asked_for() -> None:
         assert (await _route(api, prompt="the")).status_code == 401
     assert statuses[KeyScope.OPERATOR] == 200
     assert all(status == 403 for scope, status in statuses.items() if scope is not KeyScope.OPERATOR)
+
+
+async def test_where_a_request_for_another_model_would_go_is_not_told() -> None:
+    async with serving(*_workers()) as api:
+        response = await _route(api, model="other", prompt="the")
+        assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 import orjson
@@ -172,6 +173,35 @@ async def test_a_client_may_set_its_deadline_within_limits() -> None:
             error_message(refused, 400, "X-Request-Timeout")
         late = await api.post("/v1/completions", {"X-Request-Timeout": "0.05"}, prompt="the")
         error_message(late, 504, None, "deadline_exceeded")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/debug/route"])
+@pytest.mark.parametrize("name", ["X-Request-Timeout", "X-Priority"])
+async def test_a_header_that_may_stand_once_is_refused_by_name_if_it_stands_twice(
+    path: str, name: str
+) -> None:
+    body = orjson.dumps({"model": "toy", "prompt": "the", "max_tokens": 1})
+    async with serving(*two_workers()) as api:
+        twice = await api.http.post(path, content=body, headers=[(name, "5"), (name, "7")])
+        error_message(twice, 400, name)
+
+
+async def test_of_two_request_ids_neither_is_taken_for_the_id() -> None:
+    body = orjson.dumps({"model": "toy", "prompt": "the", "max_tokens": 1})
+    async with serving(*two_workers()) as api:
+        ids = [("X-Request-Id", "one"), ("X-Request-Id", "two")]
+        answer = await api.http.post("/v1/completions", content=body, headers=ids)
+        assert answer.headers["x-request-id"] == answer.json()["id"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/debug/route", "/admin/role", "/admin/drain"])
+async def test_a_compressed_body_is_refused_as_such(path: str) -> None:
+    body = gzip.compress(orjson.dumps({"model": "toy", "prompt": "the", "max_tokens": 1}))
+    async with serving(*two_workers()) as api:
+        refused = await api.http.post(path, content=body, headers={"Content-Encoding": "gzip"})
+        assert "gzip" in error_message(refused, 415, "Content-Encoding", "unsupported_encoding")
+        plain = await api.post("/v1/completions", {"Content-Encoding": "identity"}, prompt="the")
+        assert plain.status_code == 200
 
 
 async def test_without_workers_requests_wait_and_then_hear_when_to_come_back() -> None:
