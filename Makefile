@@ -20,7 +20,7 @@ PORT ?=
 MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
-# processes for the suites that touch no clock, no port and no Ray
+# processes for the suites whose tests share nothing: no service, no Ray, ports of their own
 JOBS ?= 2
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
@@ -105,7 +105,7 @@ kernels: $(STAMP)
 
 integration: $(STAMP)
 	@echo "== integration tests"
-	@$(PYTEST) tests/integration --timeout=120
+	@$(PYTEST) tests/integration --timeout=120 $(PARALLEL)
 
 faults: $(STAMP)
 	@echo "== fault tests"
