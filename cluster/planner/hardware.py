@@ -6,6 +6,7 @@ reached is an assumption of the plan. Pure apart from reading the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,8 +37,8 @@ class Prices:
         given = {"on_demand": on_demand, "reserved": reserved, "spot": spot}
         own = {name: price for name, price in given.items() if price is not None}
         for name, price in own.items():
-            if price <= 0:
-                raise InvalidConfig(f"the {name} price must be above 0", key=name)
+            if not 0 < price < math.inf:
+                raise InvalidConfig(f"the {name} price must be above 0, and finite", key=name)
         if not own:
             return self
         return Prices(

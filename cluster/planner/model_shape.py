@@ -5,6 +5,7 @@ Owns the counting, not the reading of configurations (`model_config`). Pure valu
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -117,8 +118,8 @@ class ModelShape:
         """
         if self.experts is not None:
             raise InvalidConfig("a parameter count can be given for dense models only", key="params")
-        if num_params <= 0:
-            raise InvalidConfig("the parameter count must be above 0", key="params")
+        if not 0 < num_params < math.inf:
+            raise InvalidConfig("the parameter count must be above 0, and finite", key="params")
         note = (
             f"{num_params / 1e9:.4g} B parameters as given; config.json counts {self.num_params / 1e9:.4g} B"
         )

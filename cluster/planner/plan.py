@@ -19,6 +19,8 @@ from core.errors import InvalidConfig
 
 ATTAINMENT = 0.9
 _GPUS_PER_WORKER = (1, 2, 4, 8)
+# the search counts workers one by one; no service on earth is asked so often
+_MAX_RATE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,10 @@ class Workload:
     def __post_init__(self) -> None:
         if self.isl < 1 or self.osl < 1:
             raise InvalidConfig("prompts and answers have at least one token", key="isl")
-        if self.rate <= 0:
-            raise InvalidConfig("the rate must be above 0 requests a second", key="rate")
+        if not 0 < self.rate <= _MAX_RATE:
+            raise InvalidConfig(
+                f"the rate must be above 0 and at most {_MAX_RATE:.0e} requests a second", key="rate"
+            )
         if not 0 <= self.num_cached < self.isl:
             raise InvalidConfig("cached tokens are part of the prompt, and at least one is not", key="cached")
 
@@ -56,8 +60,8 @@ class Targets:
     itl_s: float
 
     def __post_init__(self) -> None:
-        if self.ttft_s <= 0 or self.itl_s <= 0:
-            raise InvalidConfig("targets must be above 0", key="slo")
+        if not (0 < self.ttft_s < math.inf and 0 < self.itl_s < math.inf):
+            raise InvalidConfig("targets must be above 0, and finite", key="slo")
 
 
 @dataclass(frozen=True, slots=True)

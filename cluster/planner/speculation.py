@@ -6,6 +6,7 @@ Source: Leviathan, Kalman, Matias, "Fast inference from transformers via specula
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from cluster.planner.capacity import Capacity
@@ -27,8 +28,8 @@ class Speculation:
             raise InvalidConfig("the acceptance of a draft token must be between 0 and 1", key="spec-alpha")
         if self.num_draft_tokens < 1:
             raise InvalidConfig("a verify step has at least one draft token", key="spec-gamma")
-        if self.draft_cost < 0:
-            raise InvalidConfig("the cost of a draft token must not be negative", key="spec-cost")
+        if not 0 <= self.draft_cost < math.inf:
+            raise InvalidConfig("the cost of a draft token must not be negative, and finite", key="spec-cost")
 
     @property
     def tokens_per_verify(self) -> float:

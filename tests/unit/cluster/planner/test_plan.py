@@ -125,3 +125,23 @@ def test_wrong_input_names_what_is_possible(tmp_path: Path, wrong: list[str], na
     result = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), "--gpu", "h100", *wrong])
     assert isinstance(result.exception, InvalidConfig)
     assert named in result.exception.message
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "0"])
+@pytest.mark.parametrize(
+    "option",
+    ["--rate", "--slo-ttft", "--slo-itl", "--params", "--spec-cost", "--price-spot", "--memory-share"],
+)
+def test_numbers_with_which_nothing_can_be_counted_are_refused(
+    tmp_path: Path, option: str, number: str
+) -> None:
+    if (option, number) == ("--spec-cost", "0"):
+        return
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    result = CliRunner().invoke(app, ["plan", "--model", str(tmp_path), "--gpu", "h100", option, number])
+    assert isinstance(result.exception, InvalidConfig)
+
+
+def test_a_rate_beyond_any_service_is_refused_instead_of_counted_up_to() -> None:
+    with pytest.raises(InvalidConfig, match="at most 1e"):
+        _plan(1e300)
