@@ -40,10 +40,8 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, timeout_s: f
 async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
     for name, value in scope["headers"]:
         if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-            message = (
-                f"a body in Content-Encoding {value[:40].decode('latin-1')!r} is not read: send it plain"
-            )
-            raise BodyEncoded(message, param="Content-Encoding")
+            told = f"a body in {value[:40].decode('latin-1')!r} is not read: send it without Content-Encoding"
+            raise BodyEncoded(told, param="Content-Encoding")
         if name == b"content-length" and value.isdigit() and int(value) > max_bytes:
             raise _too_large(max_bytes)
     chunks: list[bytes] = []
