@@ -61,7 +61,7 @@ class EngineConfig:
         if self.block_size < 1:
             raise ValueError("block_size must be at least 1")
         if self.num_kv_blocks == 0 and self.kv_cache_bytes < 1:
-            raise ValueError("num_kv_blocks or kv_cache_bytes must be given")
+            raise ValueError("num_kv_blocks or kv_cache_bytes must be above 0")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError("gpu_memory_utilization must be above 0 and at most 1")
         if not self.decode_stretch >= 1.0:

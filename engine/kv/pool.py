@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from core.errors import InvalidConfig
 from core.kv_layout import KVLayout
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
@@ -40,16 +41,23 @@ class KVPool:
     """
 
     def __init__(self, layout: KVLayout, num_blocks: int, device: torch.device | str = "cpu") -> None:
+        """Raises InvalidConfig if the device has no memory for it."""
         assert num_blocks > 0
         self.layout = layout
         self.num_blocks = num_blocks
         self.device = torch.device(device)
+        shape = (layout.num_layers, 2, num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim)
         # zeros, not empty: a stale NaN in a slot that is masked out would still poison 0 * NaN
-        self.tensor = torch.zeros(
-            (layout.num_layers, 2, num_blocks, layout.num_kv_heads, layout.block_size, layout.head_dim),
-            dtype=TORCH_DTYPES[layout.dtype],
-            device=self.device,
-        )
+        try:
+            self.tensor = torch.zeros(shape, dtype=TORCH_DTYPES[layout.dtype], device=self.device)
+        except RuntimeError as error:
+            if self.device.type != "cpu" and not isinstance(error, torch.OutOfMemoryError):
+                raise
+            raise InvalidConfig(
+                f"there is no memory for {num_blocks} KV blocks of {layout.block_bytes} bytes on "
+                f"{self.device}: lower engine.kv_cache_bytes or engine.num_kv_blocks",
+                key="engine.kv_cache_bytes",
+            ) from error
         self._bytes = self.tensor.view(
             torch.uint8
         )  # [num_layers, 2, num_blocks, num_kv_heads, block_size, bytes]

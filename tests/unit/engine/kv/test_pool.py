@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from core.errors import InvalidConfig
 from core.kv_layout import KVLayout
 from engine.kv.pool import KVPool
 
@@ -119,3 +120,9 @@ def test_copies_read_all_sources_before_they_write() -> None:
     assert torch.equal(pool.tensor[:, :, 1], before[:, :, 0])
     assert torch.equal(pool.tensor[:, :, 2], before[:, :, 1])
     assert torch.equal(pool.tensor[:, :, [0, 3, 4, 5]], before[:, :, [0, 3, 4, 5]])
+
+
+@pytest.mark.parametrize("num_blocks", [1 << 45, 1 << 60])
+def test_a_pool_that_no_memory_holds_is_refused_by_the_setting(num_blocks: int) -> None:
+    with pytest.raises(InvalidConfig, match=r"no memory for .* lower engine\.kv_cache_bytes"):
+        KVPool(layout(), num_blocks)
