@@ -19,6 +19,7 @@ from rich.console import Console
 
 from cluster.access import with_start_key
 from cluster.config import BatonConfig
+from cluster.local_http import PlainHTTP
 from cluster.log_config import LogLevel
 from cluster.logs import configure_logging
 from cluster.model_folder import prepare_model
@@ -87,6 +88,7 @@ async def _serve(system: LocalSystem, config: BatonConfig, port: int, greet: Cal
     server = _Server(
         uvicorn.Config(
             system.app,
+            http=PlainHTTP,
             host=cluster.host,
             port=port,
             log_level="warning",
