@@ -81,6 +81,7 @@ def deployment(policy: Policy, is_aggregated: bool, way: Way) -> Deployment:
             policy=policy.setting,
             plan=PlanSetting.LOCAL if is_aggregated else PlanSetting.AUTO,
             pull_timeout_s=0.0,
+            ttft_target_s=SLO.ttft_s,
         ),
         way=way,
     )

@@ -65,7 +65,11 @@ class RouterConfig:
     prompt is read there without them; 0: it is never asked.
 
     Placement: `tie_ms` within which costs count as equal. A request is held back for at most `max_hold_s`
-    while a worker that will have room soon is cheaper than all that have some. What is `assumed` counts until
+    while a worker that will have room soon is cheaper than all that have some. `ttft_target_s`: within which
+    first tokens should come (None: no target). Then workers are preferred on which that is expected, and a
+    prompt that takes longer to read, or has waited too long for it, waits in the router until little is ahead
+    of it, so that others are in time: at most six times what its reading takes, and half of its time to the
+    deadline. What is `assumed` counts until
     it is measured: `core_sharing` is how much longer a step takes beside another worker on the same cores,
     `output_tokens` the length of an answer, `handoff_ms` what a handoff adds beside its bytes,
     `bytes_per_s` how fast they travel within a node, `node_bytes_per_s` between nodes of a zone,
@@ -109,6 +113,7 @@ class RouterConfig:
     pull_timeout_s: float = 2.0
     tie_ms: float = 1.0
     max_hold_s: float = 2.0
+    ttft_target_s: float | None = None
     assumed_prefill_tokens_per_s: float = 500.0
     assumed_step_s: float = 0.05
     assumed_step_tokens: int = 512
@@ -177,6 +182,8 @@ class RouterConfig:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must not be negative")
+        if self.ttft_target_s is not None and not self.ttft_target_s > 0:
+            raise ValueError("ttft_target_s must be above 0")
         if self.max_context is not None and self.max_context < 1:
             raise ValueError("max_context must be at least 1")
         if self.default_timeout_s > self.max_timeout_s:

@@ -13,7 +13,8 @@ takes. So remote reading is free for D's streams on another host, and is not on 
 decode worker has many more requests than the least busy one, and that has no price, its cached prefix counts
 for nothing, so that a popular beginning comes to be on all of them instead of drawing everyone to one; a
 prefix that saves half a second and more than the answer takes always counts. Where workers share the cores
-of a host even reading nothing twice is no reason for all to be on one of them: see `Balance.kept`. Pure.
+of a host even reading nothing twice is no reason for all to be on one of them: see `Balance.kept`. With a
+target for first tokens only ways that meet it are compared, if there are any: see `ttft_target`. Pure.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from router.config import PlanSetting, RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.distance import Distances
 from router.speeds import Handoff, Speeds, assumed_speeds, measured_speeds
+from router.ttft_target import give_way, time_left_ms
 
 # the cheapest of each role that are looked at in pairs: what a pair adds differs less than workers do
 _MAX_PAIRED = 8
@@ -98,6 +100,13 @@ class _Option:
     decoding: _Decoding | None = None
     handoff: Handoff | None = None
 
+    @property
+    def first_token(self) -> float:
+        """When it comes."""
+        reading, decoding = self.reading, self.decoding
+        wait = 0.0 if decoding is None else decoding.wait
+        return wait + reading.pull + reading.queue + reading.prefill
+
     def decision(self) -> Decision:
         terms = {} if self.reading.source is None else {"pull": self.reading.pull}
         terms |= {"queue": self.reading.queue, "prefill": self.reading.prefill}
@@ -143,8 +152,10 @@ def cheapest(
             options = [option for option in remote if not _is_all_cached(demand, option)] + local
     if not options:
         return None
-    limit = min(map(_by_cost, options)) + config.tie_ms
-    chosen = draw.chance.choice([option for option in options if option.cost <= limit])
+    left = time_left_ms(demand, config)
+    timely = options if left is None else [item for item in options if item.first_token <= left] or options
+    limit = min(map(_by_cost, timely)) + config.tie_ms
+    chosen = draw.chance.choice([option for option in timely if option.cost <= limit])
     best: dict[Plan, _Option] = {}
     for option in options:
         if option.plan is not chosen.plan and (
@@ -153,7 +164,10 @@ def cheapest(
             best[option.plan] = option
     decision = chosen.decision()
     others = tuple(option.decision() for option in sorted(best.values(), key=_by_cost))
-    return replace(decision, others=others)
+    if left is None:
+        return replace(decision, others=others)
+    quickest = min(option.reading.pull + option.reading.prefill for option in options)
+    return give_way(replace(decision, others=others), quickest, demand, config)
 
 
 class _Costs:

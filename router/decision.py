@@ -28,7 +28,8 @@ class Plan(StrEnum):
 class Demand:
     """What is to be placed. `num_tokens` is prompt plus emitted tokens; `is_ended_by_prefill`: at most
     one token is wanted. `num_output_tokens`: how long each sample is expected to go on. `can_wait`: it may
-    be held back until a worker has room.
+    be held back until a worker has room. `waited_ms`: since it came, as long as a target for its
+    first token matters (None: it has been sent, or the deadline is near).
     """
 
     num_tokens: int
@@ -36,6 +37,7 @@ class Demand:
     is_ended_by_prefill: bool = False
     num_output_tokens: int = 32
     can_wait: bool = True
+    waited_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class Decision:
     terms: dict[str, float] = field(default_factory=dict)
     others: tuple[Decision, ...] = ()
     pull_from: Candidate | None = None
+    gives_way: bool = False
 
     @property
     def cost_ms(self) -> float:

@@ -193,12 +193,16 @@ class _Run:
         tokens = (*self._request.prompt_token_ids, *records[0].emitted)
         demand = self._placer.demand(self._request, len(records[0].emitted), len(records))
         sought = self._placer.seek(self._request, tokens, demand)
+        sought.urgent_at = (self._started_at + self._deadline.at) / 2
         give_up_at = self._give_up_at()
         while True:
             now = self._clock.now()
             chosen = sought.choose(self._setbacks, now)
             if chosen is not None and chosen.decision.plan is Plan.WAIT:
-                await self._placer.hold(sought.hold_s(chosen.decision, now))
+                hold_s = sought.hold_s(chosen.decision, now)
+                # each request that ends makes room, but only time makes what is ahead less
+                wait = self._table.wait_for_change if chosen.decision.gives_way else self._placer.hold
+                await wait(hold_s)
                 continue
             if chosen is not None:
                 self._pipeline.metrics.placed(chosen.decision.plan)

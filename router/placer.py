@@ -7,6 +7,7 @@ and that a decision and its reservation are one step. Does not call. Lives on th
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -97,7 +98,9 @@ class Placer:
 
 
 class Search:
-    """May be asked again as the table changes."""
+    """May be asked again as the table changes. `urgent_at`: from then on it gives way to nobody."""
+
+    urgent_at = math.inf
 
     def __init__(self, placer: Placer, request: Request, tokens: Sequence[int], demand: Demand) -> None:
         self._placer = placer
@@ -109,6 +112,7 @@ class Search:
         self._found: dict[KVLayout, _Found] = {}
         self._found_at: float | None = None
         self._held_until: float | None = None
+        self._sought_at: float | None = None
 
     def name_blocks(self) -> None:
         """Hash the prompt for all layouts there are; done by the first choice if not before."""
@@ -123,7 +127,7 @@ class Search:
         if decision is None:
             return None
         if decision.plan is Plan.WAIT:
-            if self._held_until is None:
+            if self._held_until is None and not decision.gives_way:
                 self._held_until = now + self._placer.config.max_hold_s
             return Chosen(decision)
         self._placer.draw.turn += 1
@@ -141,9 +145,17 @@ class Search:
 
     def decide(self, setbacks: Setbacks, now: float) -> Decision | None:
         """What `choose` would choose, without a trace."""
-        is_held_enough = self._held_until is not None and now >= self._held_until
+        if self._sought_at is None:
+            self._sought_at = now
+        is_begun = len(self._tokens) > self._request.num_prompt_tokens
+        has_time = now < self.urgent_at and not is_begun
+        demand = replace(
+            self._demand,
+            can_wait=self._held_until is None or now < self._held_until,
+            waited_ms=(now - self._sought_at) * 1e3 if has_time else None,
+        )
         return place(
-            replace(self._demand, can_wait=False) if is_held_enough else self._demand,
+            demand,
             self.candidates(Role.PREFILL, setbacks, now),
             self.candidates(Role.DECODE, setbacks, now),
             self._placer.config,
@@ -152,8 +164,9 @@ class Search:
 
     def hold_s(self, decision: Decision, now: float) -> float:
         """How long to hold the request back before asking again, if no worker is left before that."""
-        assert self._held_until is not None
-        return max(0.001, min(decision.terms["wait"] / 1e3, self._held_until - now))
+        until = now + self._placer.config.max_hold_s if decision.gives_way else self._held_until
+        assert until is not None
+        return max(0.001, min(decision.terms["wait"] / 1e3, until - now))
 
     def answerers(self) -> list[WorkerRef]:
         """The known workers whose role lets them answer without another's help, whatever their state."""

@@ -148,7 +148,8 @@ class Run:
         if chosen is None:
             self._wait_for_worker(self._search, now)
         elif chosen.decision.plan is Plan.WAIT:
-            router.hold(self)
+            if not chosen.decision.gives_way:
+                router.hold(self)
             self._ask_at(now + self._search.hold_s(chosen.decision, now))
         else:
             router.let_go(self)
