@@ -99,12 +99,9 @@ class Line:
         now, num = self._clock.now(), len(costs)
         wait_s = self.predicted_wait_s(priority, num)
         # where nobody runs the call shows by itself what it takes
-        if (
-            self._num_running
-            and wait_s > 0
-            and wait_s + self._service_s(max(costs)) > deadline.left_s(self._clock)
-        ):
-            message = f"the request would wait about {wait_s:.0f} s, longer than its deadline allows"
+        whole_s = wait_s + self._service_s(max(costs))
+        if self._num_running and wait_s > 0 and whole_s > deadline.left_s(self._clock):
+            message = f"with its wait it would take about {whole_s:.1f} s, longer than its deadline allows"
             raise self._refusal(message, num, call, now, reason="deadline")
         is_due = self._bookings.is_due(call, now)
         kept = [] if is_due else self._bookings.kept(_PLACE, now)

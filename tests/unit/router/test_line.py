@@ -188,6 +188,7 @@ async def test_who_would_be_served_too_late_is_refused_at_once_or_when_its_turn_
     with pytest.raises(Overloaded) as refused:
         gate.send("no time to be served", timeout_s=15.0)  # ten to wait and ten to run
     assert refused.value.details["reason"] == "deadline"
+    assert "about 20.0 s" in refused.value.message
     late = gate.send("late", timeout_s=25.0)
     await settle()
     await gate.let_go("a", after_s=20.0)
