@@ -100,8 +100,6 @@ class Placer:
 class Search:
     """May be asked again as the table changes. `urgent_at`: from then on it gives way to nobody."""
 
-    urgent_at = math.inf
-
     def __init__(self, placer: Placer, request: Request, tokens: Sequence[int], demand: Demand) -> None:
         self._placer = placer
         self._request = request
@@ -113,6 +111,7 @@ class Search:
         self._found_at: float | None = None
         self._held_until: float | None = None
         self._sought_at: float | None = None
+        self.urgent_at = math.inf
 
     def name_blocks(self) -> None:
         """Hash the prompt for all layouts there are; done by the first choice if not before."""
@@ -164,7 +163,9 @@ class Search:
 
     def hold_s(self, decision: Decision, now: float) -> float:
         """How long to hold the request back before asking again, if no worker is left before that."""
-        until = now + self._placer.config.max_hold_s if decision.gives_way else self._held_until
+        until = self._held_until
+        if decision.gives_way:
+            until = min(now + self._placer.config.max_hold_s, self.urgent_at)
         assert until is not None
         return max(0.001, min(decision.terms["wait"] / 1e3, until - now))
 

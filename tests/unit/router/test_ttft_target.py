@@ -12,7 +12,9 @@ from core.worker_status import StepCost
 from router.config import RouterConfig
 from router.decision import Candidate, Decision, Demand, Draw, Plan
 from router.placement import place
-from tests.unit.router.scripted import LAYOUT, new_status
+from router.worker_entry import Reservation, WorkerEntry
+from tests.unit.router.pipeline_fleet import decode_worker
+from tests.unit.router.scripted import LAYOUT, Fleet, ScriptedWorker, new_request, new_status
 
 _GPU = StepCost(decode_s=0.007, stream_s=2e-5, prefill_s=0.007, token_s=3e-5, kv_s=5e-8, pair_s=1e-9)
 _TARGET = RouterConfig(ttft_target_s=4.0)
@@ -97,3 +99,45 @@ def test_without_a_target_nobody_gives_way() -> None:
 def test_a_target_must_be_above_0(target_s: float) -> None:
     with pytest.raises(ValueError, match="ttft_target_s"):
         RouterConfig(ttft_target_s=target_s)
+
+
+def _new_fleet() -> tuple[Fleet, ScriptedWorker]:
+    """One decode worker; each prompt takes 0.52 s to read, and is late in any case."""
+    worker = decode_worker()
+    return Fleet(worker, ttft_target_s=0.001, assumed_step_s=0.5), worker
+
+
+def _fill(fleet: Fleet) -> tuple[WorkerEntry, Reservation]:
+    """100 s of reading are ahead."""
+    (entry,) = fleet.table.entries()
+    ahead = Reservation(50_000, 1, fleet.time.now())
+    entry.reserve(ahead)
+    return entry, ahead
+
+
+@pytest.mark.parametrize(("timeout_s", "after_s"), [(60.0, 5.2), (3.0, 1.6)])
+async def test_who_gives_way_is_sent_after_six_times_its_reading_or_in_its_second_half(
+    timeout_s: float, after_s: float
+) -> None:
+    fleet, worker = _new_fleet()
+    async with fleet:
+        _fill(fleet)
+        task, _ = fleet.begin(new_request(), timeout_s=timeout_s)
+        await fleet.pass_by(1.4)
+        assert not worker.generates
+        await fleet.pass_by(after_s - 1.4)
+        assert len(worker.generates) == 1
+        await task
+
+
+async def test_who_gives_way_is_sent_once_little_is_ahead() -> None:
+    fleet, worker = _new_fleet()
+    async with fleet:
+        entry, ahead = _fill(fleet)
+        task, _ = fleet.begin(new_request())
+        await fleet.pass_by(1.0)
+        assert not worker.generates
+        entry.release(ahead)
+        await fleet.pass_by(1.1)
+        assert len(worker.generates) == 1
+        await task
