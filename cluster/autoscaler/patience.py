@@ -17,7 +17,7 @@ from cluster.autoscaler.need import Need
 _REGRET = 0.6
 _REGRET_DECAY = 0.7
 # times the patience downwards: a pool that grows later than that after it shrank has another load
-_REMEMBERED = 4.0
+_REMEMBERED = 8.0
 # times the patience downwards since it grew: afterwards so few workers may be tried for the same load, too
 _FORGIVEN = 20.0
 _EPSILON = 1e-9
@@ -73,15 +73,18 @@ class Patience:
 
     def most(self, now: float, down_s: float, margin: float) -> int | None:
         """Workers that would have done for all of `down_s` with `margin` to spare; None if that is not known
-        for so long.
+        for so long, or the same load was thought to need fewer before and did not do with them: a burst of it
+        may come again.
         """
         if self.complete_since is None or now - self.complete_since < down_s - _EPSILON:
             return None
         peak = max(sample.need for sample in self.peaks)
         num = whole(peak * (1.0 + margin))
-        if self._is_regretted(now, down_s, peak) and num <= self.shrunk_to:
-            return self.shrunk_to + 1
-        return num
+        if not self._is_regretted(now, down_s, peak):
+            return num
+        if self.grown_at is not None and now - self.grown_at <= _REMEMBERED * down_s:
+            return None
+        return max(num, self.shrunk_to + 1)
 
     def _is_regretted(self, now: float, down_s: float, peak: float) -> bool:
         """Whether so few workers did not suffice the last time, for all that is known."""

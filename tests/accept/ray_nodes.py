@@ -109,7 +109,7 @@ class RayNodes:
 
     def num_raylets(self) -> int:
         """Nodes that are up, the head among them."""
-        return sum(process.name() == "raylet" for process in self.processes())
+        return sum(_name(process) == "raylet" for process in self.processes())
 
     def processes(self) -> list[psutil.Process]:
         """All of this cluster, by the mark that each inherited."""
@@ -207,6 +207,14 @@ def _elastic(address: str, max_nodes: int) -> dict[str, Any]:
         "head_start_ray_commands": [],
         "worker_start_ray_commands": [],
     }
+
+
+def _name(process: psutil.Process) -> str:
+    """Nothing, if it has just ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _node_id(raylet: psutil.Process) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from cluster.autoscaler.config import AutoscalingConfig
@@ -147,6 +147,9 @@ def test_where_both_phases_lack_workers_they_do_not_take_them_from_each_other_fo
     assert all(sum(pool.num_replicas for pool in (d.prefill, d.decode)) <= 8 for _, _, d in plant.decisions)
 
 
+# bursts of a few long prompts, after the pool had shrunk to what the mean of them needs
+@example([2.1319649185452616, 0.22836106576032128, 0.373466262121482], (1500, 4), 2.0, False, 20)
+@example([1.9933587808882163, 5.1129093145836215, 1.25, 1.327086692844192], (1500, 4), 2.0, True, 690)
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(
     levels=st.lists(st.floats(0.0, 9.0), min_size=2, max_size=4),
