@@ -175,7 +175,8 @@ def test_a_worker_that_decode_can_spare_reads_prompts_before_a_replica_is_starte
         autoscaling__target_utilization=0.1,
         autoscaling__scale_down_delay_s=60.0,
         autoscaling__idle_delay_s=600.0,
-        decode__max_num_seqs=64,
+        # what waits for prefill has its place on decode, and must not look like decode's own need
+        decode__max_num_seqs=512,
     )
     profile = dataclasses.replace(profile, num_decode=2)
     with System(profile, tmp_path) as system:
@@ -185,7 +186,7 @@ def test_a_worker_that_decode_can_spare_reads_prompts_before_a_replica_is_starte
             counts = scrape(client).by_label(telemetry.WORKERS, "role", state="alive")
             return {role: round(count) for role, count in counts.items()}
 
-        with asking(client, 1, lambda number: ask(5000 + number, 50, 400)) as long_ones:
+        with asking(client, 1, lambda number: ask(5000 + number, 50, 400), 1.0) as long_ones:
             time.sleep(12.0)  # what decode can spare has to be known for a while
             with asking(client, 2, lambda number: ask(number, 3000, 2), 0.1) as many:
                 took = wait_until(lambda: "" if roles().get("prefill") == 2 else str(roles()), 60.0, 0.3)
