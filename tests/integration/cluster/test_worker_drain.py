@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -58,11 +58,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Site:
-    """A decode worker in a process of its own, as far as it knows, and a router's connection to it."""
+    """A decode worker in a process of its own, as far as it knows, and a router's connection to it, which
+    stays until `calls` have ended.
+    """
 
     host: WorkerHost
     herald: Herald
     worker: GrpcWorker
+    calls: list[asyncio.Task[list[GenerateEvent]]] = field(default_factory=list)
 
     def order(self, within_s: float | None) -> None:
         assert self.herald.follow is not None
@@ -81,10 +84,13 @@ async def running(checkpoint: Path, stop_s: float = 0.0) -> AsyncIterator[Site]:
         WorkerHost, config, Role.DECODE, WorkerId("decode-a"), "127.0.0.1", herald, security
     )
     worker = GrpcWorker(host.ref, security)
+    site = Site(host, herald, worker)
     try:
-        yield Site(host, herald, worker)
+        yield site
     finally:
         await host.stop(stop_s)
+        # what the worker said last is read before the connection is closed
+        await asyncio.gather(*site.calls, return_exceptions=True)
         await worker.close()
 
 
@@ -156,6 +162,7 @@ async def test_a_service_that_stops_does_not_wait_for_the_longer_drain_of_a_work
     async with running(checkpoint, stop_s=0.1) as site:
         started = asyncio.Event()
         endless = asyncio.create_task(read(site.worker.generate(job("endless", ENDLESS)), started))
+        site.calls.append(endless)
         await started.wait()
         site.order(1000.0)
         with pytest.raises(WorkerDraining):
