@@ -69,11 +69,10 @@ class RouterConfig:
     first tokens should come (None: no target). Then workers are preferred on which that is expected, and a
     prompt that takes longer to read, or has waited too long for it, waits in the router until little is ahead
     of it, so that others are in time: at most six times what its reading takes, and half of its time to the
-    deadline. What is `assumed` counts until
-    it is measured: `core_sharing` is how much longer a step takes beside another worker on the same cores,
-    `output_tokens` the length of an answer, `handoff_ms` what a handoff adds beside its bytes,
-    `bytes_per_s` how fast they travel within a node, `node_bytes_per_s` between nodes of a zone,
-    `zone_bytes_per_s` between zones, where `zone_ms` more are lost.
+    deadline. What is `assumed` counts until it is measured: `core_sharing` is how much longer a step takes
+    beside another worker on the same cores, `output_tokens` the length of an answer, `handoff_ms` what a
+    handoff adds beside its bytes, `bytes_per_s` how fast they travel within a node, `node_bytes_per_s`
+    between nodes of a zone, `zone_bytes_per_s` between zones, where `zone_ms` more are lost.
     """
 
     model_name: str | None = None
