@@ -96,8 +96,10 @@ class Line:
         """Raises Overloaded for newcomers of `costs` that have no room in the line, even if others of a lower
         priority gave way, or that would not be served in time. `call`: the same for the same call sent again.
         """
-        now, num = self._clock.now(), len(costs)
-        wait_s = self.predicted_wait_s(priority, num)
+        now, num_places = self._clock.now(), self.num_places
+        wait_s = self.predicted_wait_s(priority, len(costs))
+        # more than ever run and wait at once: let in when all of that is free, else it would never be
+        num = min(len(costs), max(1, num_places + self._max_queue))
         # where nobody runs the call shows by itself what it takes
         whole_s = wait_s + self._service_s(max(costs))
         if self._num_running and wait_s > 0 and whole_s > deadline.left_s(self._clock):
@@ -106,7 +108,7 @@ class Line:
         is_due = self._bookings.is_due(call, now)
         kept = [] if is_due else self._bookings.kept(_PLACE, now)
         num_kept = math.floor(sum(amount for due_at, amount in kept if due_at <= now))
-        room = self.num_places + self._max_queue - self._num_running - len(self._queue) - num_kept
+        room = num_places + self._max_queue - self._num_running - len(self._queue) - num_kept
         if room < num and not is_due and self._promises.try_claim(PLACE, call):
             return  # another router keeps a place for it, and gives that one to somebody else
         if num - room > self._queue.num_below(priority):

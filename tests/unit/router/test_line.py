@@ -338,3 +338,14 @@ async def test_one_slow_call_at_the_start_is_soon_forgotten() -> None:
     gate.line.check([10.0], 5, 1, Deadline.after(40.0, gate.clock))
     await gate.let_go("a")
     await running
+
+
+async def test_a_call_of_more_prompts_than_have_room_is_let_in_once_nobody_else_is_there() -> None:
+    gate = Gate(max_queue=2)
+    task = gate.send("runs")
+    await settle()
+    with pytest.raises(Overloaded):
+        gate.line.check([10.0] * 8, 5, hash("many"), Deadline.after(FAR, gate.clock))
+    await gate.let_go("runs")
+    await task
+    gate.line.check([10.0] * 8, 5, hash("many"), Deadline.after(FAR, gate.clock))
