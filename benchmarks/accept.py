@@ -24,6 +24,7 @@ POINTS = {
     "cases/": "f",
     "test_right_tokens": "b",
     "test_seeded_sampling": "c",
+    "test_ways": "b",
     "test_on_ray": "d",
     "test_bridge_faults": "d",
     "test_waste": "e",
