@@ -6,7 +6,7 @@ made, and the router hears of first tokens and ends only. One thread.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Protocol, cast
 
 from prometheus_client import CollectorRegistry
@@ -34,7 +34,7 @@ from engine.runner import ModelRunner
 class Follower(Protocol):
     """Whoever called Generate. `token_times` gets the moment at which each token has come back."""
 
-    token_times: list[float]
+    token_times: MutableSequence[float]
 
     def generated(self, num_cached_tokens: int) -> None:
         """The first tokens of this call have come."""
@@ -130,7 +130,7 @@ class DecodeSite:
         """Each stream gets a token at the end of each of them."""
         times = [end + self._link.latency_s for end in self._leap.take(num_steps)]
         for follower in self._followers:
-            follower.token_times += times
+            follower.token_times.extend(times)
 
     @property
     def has_work(self) -> bool:

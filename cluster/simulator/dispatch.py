@@ -212,7 +212,7 @@ class Run:
         self._chosen.placed.heard(outcome.num_cached_tokens)
         self._note_read(outcome.num_cached_tokens)
         (delta,) = outcome.deltas
-        record.token_times += [now] * len(delta.token_ids)
+        record.token_times.extend([now] * len(delta.token_ids))
         if delta.finish_reason is not None:
             self._end(None)
         else:

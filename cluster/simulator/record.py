@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 from cluster.loadtest.record import Outcome, RequestRecord
@@ -21,7 +23,9 @@ class Record:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
-    token_times: list[float] = field(default_factory=list)
+    # no list of objects: of a hundred thousand answers that would be most of what there is in memory, and
+    # what the garbage collector looks through
+    token_times: MutableSequence[float] = field(default_factory=lambda: array("d"))
     plan: str = ""
     reader: str = ""
     decoder: str = ""
