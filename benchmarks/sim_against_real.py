@@ -1,13 +1,13 @@
 """The simulator against the real service on this machine, as ratios.
 
 `python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--patience 0] [--out DIR]` starts
-`baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`), sends two
-workloads to it (`baton loadtest`) and simulates both at those prices (`baton simulate`): `random`, prompts of
-32 to 384 tokens that share nothing, and `prefix`, prompts that begin with one of four texts of 512 tokens.
-Their rates are a part of what the prices allow. Prints what each side says, and simulated : measured; within
-10 %, of tails 20 %, passes, by the median of the rounds. Exit status 1: something lies outside. Needs the
-machine for itself, and says how much of it others used; `--patience` waits for that, and repeats what others
-disturbed.
+`baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`), sends
+workloads to it (`baton loadtest`) and simulates them at those prices (`baton simulate`): `random`, prompts of
+32 to 384 tokens that share nothing, `prefix`, prompts that begin with one of four texts of 512 tokens, and
+`answers`, short prompts and long answers. Their rates are a part of what the prices allow. Prints what each
+side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the median of the rounds. Exit
+status 1: something lies outside. Needs the machine for itself, and says how much of it others used;
+`--patience` waits for that, and repeats what others disturbed.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ class Load:
 LOADS = (
     Load("random", (32, 384), (16, 64), False, 0.55),
     Load("prefix", (32, 256), (16, 64), True, 0.45),
+    Load("answers", (16, 64), (96, 192), False, 0.45),
 )
 
 
