@@ -41,6 +41,7 @@ BATON = str(Path(sys.executable).with_name("baton"))
 SERVE = f"{BATON} serve --port ${{PORT}} --prefill-replicas 1 --decode-replicas 1 --router.pull_timeout_s=0"
 TOKEN_BUDGET = 512
 PREFIX, NUM_PREFIXES = 512, 4
+WARM_UP_S = 12.0
 NEAR, NEAR_TAIL = 0.10, 0.20
 QUIET = 0.08  # of the cores; a look of a few seconds finds about 2 % for the system alone
 _LOOK_S = 5.0
@@ -74,20 +75,26 @@ class Load:
         return Slo(round(3.0 * read_s + profile.front.request_s, 3), round(2.0 * step_s, 4))
 
     def write(self, path: Path, rate: float, seconds: float, seed: int) -> None:
-        """A trace of Poisson arrivals."""
-        chance, now, next_id, lines = random.Random(f"{self.name} {seed}"), 0.0, NUM_PREFIXES, []
-        while (now := now + chance.expovariate(rate)) < seconds:
+        """A trace of Poisson arrivals, behind `WARM_UP_S` that do not count, in which each prefix comes three
+        times at once: so both workers have it on either side, and what follows is no matter of the first few.
+        """
+        chance, lines = random.Random(f"{self.name} {seed}"), []
+        times = [number * WARM_UP_S / NUM_PREFIXES for number in range(NUM_PREFIXES) for _ in range(3)]
+        firsts, now = len(times), WARM_UP_S
+        while (now := now + chance.expovariate(rate)) < WARM_UP_S + seconds:
+            times.append(now)
+        for index, at in enumerate(times):
             length = chance.randint(*self.fresh)
-            ids = [chance.randrange(NUM_PREFIXES)] if self.has_prefix else []
+            prefix = NUM_PREFIXES * index // firsts if index < firsts else chance.randrange(NUM_PREFIXES)
+            ids = [prefix] if self.has_prefix else []
             lines.append(
                 {
-                    "timestamp": round(1e3 * now, 1),
+                    "timestamp": round(1e3 * at, 1),
                     "input_length": length + PREFIX * len(ids),
                     "output_length": chance.randint(*self.output),
-                    "hash_ids": [*ids, next_id],
+                    "hash_ids": [*ids, NUM_PREFIXES + index],
                 }
             )
-            next_id += 1
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -195,8 +202,9 @@ async def measure(folder: Path, seconds: float, rounds: int, drain_s: float, pat
                 trace, slo = folder / f"{name}.jsonl", load.slo(profile)
                 load.write(trace, load.rate(profile), seconds, number)
                 limits = ("--trace", str(trace), "--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
+                limits += ("--warm-up", str(WARM_UP_S))
                 real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
-                sent = ("--duration", str(seconds), "--drain", str(drain_s), "--out", str(real))
+                sent = ("--duration", str(WARM_UP_S + seconds), "--drain", str(drain_s), "--out", str(real))
                 await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))
                 played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual))
                 await asyncio.to_thread(call, "simulate", *limits, *played)

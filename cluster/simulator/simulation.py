@@ -112,8 +112,7 @@ class Simulation:
     def _repeat(self) -> None:
         """Workers without work are heard, too."""
         for site in self.pools.sites():
-            if not site.has_work:
-                site.teller.repeat()
+            site.tell_if_idle()
         if self._is_going_on:
             self.events.after(_REPEAT_S, self._repeat)
 

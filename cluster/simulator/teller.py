@@ -85,11 +85,6 @@ class Teller:
         )
         self._publish(more)
 
-    def repeat(self) -> None:
-        """Tell the last load again: as on a real worker, once a second where nothing is new."""
-        if self._status is not None:
-            self._publish(replace(self._status))
-
     def page(self, job: SnapshotJob) -> BlockPage:
         """Some of the blocks, as of now."""
         return page_of(self._blocks, self._ref.epoch, self._number, job)

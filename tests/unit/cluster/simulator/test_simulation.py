@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from cluster.loadtest.record import Outcome as Kind
-from cluster.simulator.simulation import Outcome
+from cluster.loadtest.traces import TraceRecord
+from cluster.simulator.simulation import Outcome, Simulation
 from cluster.simulator.teller import Way
+from cluster.simulator.workload import arrivals_of
+from core.ids import Role
+from core.worker_status import WorkerStatus
 from router.config import PlanSetting, PolicySetting, RouterConfig
-from tests.unit.cluster.simulator.world import conversations, played
+from tests.unit.cluster.simulator.world import conversations, deployment, played
 
 
 def _log(outcome: Outcome) -> list[Any]:
@@ -101,3 +105,22 @@ def test_what_is_found_cached_is_what_earlier_prompts_have_in_common() -> None:
         assert record.num_cached_tokens <= common
         assert record.num_cached_tokens > common - 512 - 64
         seen.update(item.record.block_ids)
+
+
+def test_a_worker_without_work_tells_so_and_not_what_it_had() -> None:
+    arrivals = arrivals_of([TraceRecord(at, 700, 3, (0, int(at))) for at in (1.0, 30.0)])
+    remotely = RouterConfig(plan=PlanSetting.REMOTE, pull_timeout_s=0.0)
+    simulation = Simulation(deployment(router=remotely, num_prefill=1, num_decode=1))
+    told: list[WorkerStatus | None] = []
+
+    def look() -> None:
+        for role in Role:
+            told.extend(entry.status for entry in simulation.fleet.usable(role))
+
+    simulation.events.at(20.0, look)
+    outcome = simulation.play(arrivals)
+    assert [record.plan for record in outcome.records] == ["remote", "remote"]
+    assert len(told) == 2
+    for status in told:
+        assert status is not None
+        assert (status.num_waiting, status.num_waiting_tokens, status.num_held_blocks) == (0, 0, 0)
