@@ -20,7 +20,7 @@ PORT ?=
 MODEL ?=
 ARGS ?=
 PYTEST_ARGS ?=
-# processes for the suites whose tests share nothing: no service, no Ray, ports of their own
+# processes for the suites whose tests share nothing, and for those that may run beside one another
 JOBS ?= 2
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(MODEL),--model $(MODEL)) $(ARGS)
@@ -114,7 +114,8 @@ faults: $(STAMP)
 
 e2e: $(STAMP) $(CLIENT_STAMP)
 	@echo "== end-to-end tests"
-	@$(PYTEST) tests/e2e -m "not slow" --timeout=300
+	@$(PYTEST) tests/e2e -m "side_by_side and not slow" --timeout=300 -n $(JOBS) --dist loadfile
+	@$(PYTEST) tests/e2e -m "not side_by_side and not slow" --timeout=300
 
 accept: $(STAMP) $(CLIENT_STAMP)
 	@$(PY) -m benchmarks.accept $(ARGS)

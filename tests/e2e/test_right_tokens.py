@@ -14,6 +14,8 @@ from tests.e2e.harness import Profile
 from tests.e2e.right_tokens import Comparison, Prompt, check_prompt_logprobs, make_prompts, short_set
 from tests.e2e.scrape import rise, scrape, wait_idle
 
+pytestmark = pytest.mark.side_by_side
+
 NUM_TOKENS = 16
 
 

@@ -16,6 +16,8 @@ from tests.e2e.reference import Ledger
 from tests.e2e.scrape import rise, scrape, wait_idle
 from tests.e2e.seeded import Settings, check_sampled
 
+pytestmark = pytest.mark.side_by_side
+
 NUM_PROMPTS = 4
 
 

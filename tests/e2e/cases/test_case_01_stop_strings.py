@@ -14,6 +14,8 @@ from tests.e2e.checks import refused
 from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 ALPHABET: dict[str, Any] = {
     "prompt": "Here is the English alphabet: ABC",
     "max_tokens": 48,

@@ -11,6 +11,8 @@ from tests.e2e.checks import refused
 from tests.e2e.client import CHAT, COMPLETIONS, Client, as_messages
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 HI: dict[str, Any] = {"messages": as_messages("hi"), "max_tokens": 8, "temperature": 0}
 TWO: dict[str, Any] = {"prompt": ["A cat", "Two dogs"], "max_tokens": 6, "temperature": 0}
 WITHOUT_USAGE = ["absent", None, {}, {"include_usage": False}]

@@ -12,6 +12,8 @@ from tests.e2e.checks import refused_both
 from tests.e2e.client import CHAT, Client, as_messages
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 CAFE: dict[str, Any] = {"messages": as_messages("Say: café 😀"), "max_tokens": 12, "temperature": 0}
 
 

@@ -13,6 +13,8 @@ from tests.e2e.client import CHAT, COMPLETIONS, Client, assert_error_body
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 
+pytestmark = pytest.mark.side_by_side
+
 
 @pytest.fixture(scope="module")
 def system(fleet: Fleet) -> System:

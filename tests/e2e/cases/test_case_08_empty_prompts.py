@@ -12,6 +12,8 @@ from tests.e2e.client import CHAT, COMPLETIONS, Client, as_messages, at_once
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 
+pytestmark = pytest.mark.side_by_side
+
 EMPTY: list[Any] = ["", [""], [[]], [], ["", "Hello"], [[], [28120]], None]
 
 

@@ -14,6 +14,8 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 from tests.e2e.scrape import wait_idle
 
+pytestmark = pytest.mark.side_by_side
+
 LIMIT = 256
 CHAT_OVERHEAD = prompts.HI_CHAT_TOKENS - 1
 

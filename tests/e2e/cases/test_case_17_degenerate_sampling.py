@@ -12,6 +12,8 @@ from tests.e2e.checks import assert_same, refused_both
 from tests.e2e.client import CHAT, COMPLETIONS, Client, as_messages, at_once
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 ONCE: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 16, "logprobs": 2}
 
 LIKE_GREEDY: list[dict[str, Any]] = [

@@ -16,6 +16,8 @@ from tests.e2e.reference import TOLERANCE, Floats
 from tests.e2e.vocabulary import Vocabulary
 from tests.e2e.wire import strict_json
 
+pytestmark = pytest.mark.side_by_side
+
 CAPITAL = "The capital of France is"
 
 

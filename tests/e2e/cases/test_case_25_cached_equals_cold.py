@@ -16,6 +16,8 @@ from tests.e2e.harness import Profile
 from tests.e2e.reference import Ledger, Reference, check_greedy
 from tests.e2e.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.side_by_side
+
 BLOCK = 16
 LENGTHS = (1, 15, 16, 17, 31, 32, 33, 48, 64)
 BY_PROFILE = pytest.mark.parametrize("profile", [profiles.SPLIT, profiles.CHUNK], ids=lambda p: p.name)

@@ -18,6 +18,8 @@ from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 from tests.e2e.scrape import rise, scrape, wait_idle
 
+pytestmark = pytest.mark.side_by_side
+
 NUM_TOKENS = 150
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

@@ -12,6 +12,8 @@ from tests.e2e.checks import assert_same, refused_both
 from tests.e2e.client import COMPLETIONS, Client
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 PROMPT = "The three states of matter are"
 
 

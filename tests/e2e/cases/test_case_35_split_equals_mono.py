@@ -19,6 +19,8 @@ from tests.e2e.harness import Profile
 from tests.e2e.reference import Ledger, check_greedy
 from tests.e2e.scrape import rise, scrape, wait_idle
 
+pytestmark = pytest.mark.side_by_side
+
 BLOCK = 16
 CHUNK = 32
 LENGTHS = [1, 2, 15, 16, 17, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5, 511, 512, 513, 700]

@@ -18,6 +18,8 @@ from tests.e2e.client import Client, at_once
 from tests.e2e.fleet import Fleet
 from tests.e2e.reference import Ledger, check_greedy
 
+pytestmark = pytest.mark.side_by_side
+
 NUM_PROMPTS = 20
 WEIGHTS = "model.safetensors"
 

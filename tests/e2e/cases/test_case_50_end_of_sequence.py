@@ -14,6 +14,8 @@ from tests.e2e.answers import Answer
 from tests.e2e.client import Client
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 ENDS = (prompts.END_OF_TEXT, prompts.IM_END)
 DEFAULTS: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.3}
 

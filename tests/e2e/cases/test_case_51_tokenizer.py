@@ -16,6 +16,8 @@ from tests.e2e.client import CHAT, COMPLETIONS, Client
 from tests.e2e.fleet import Fleet
 from tests.e2e.vocabulary import Vocabulary
 
+pytestmark = pytest.mark.side_by_side
+
 WORDS = ("Hello", "world", "the", "quick", "brown", "fox", "é", "日", "a", "b")
 
 

@@ -14,6 +14,8 @@ from tests.e2e.checks import refused_both
 from tests.e2e.client import CHAT, as_messages
 from tests.e2e.fleet import Fleet
 
+pytestmark = pytest.mark.side_by_side
+
 PLAIN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
 
 
