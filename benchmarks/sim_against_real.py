@@ -201,8 +201,8 @@ async def measure(folder: Path, seconds: float, rounds: int, drain_s: float, pat
                 name = f"{load.name}-{number}"
                 trace, slo = folder / f"{name}.jsonl", load.slo(profile)
                 load.write(trace, load.rate(profile), seconds, number)
-                limits = ("--trace", str(trace), "--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
-                limits += ("--warm-up", str(WARM_UP_S))
+                slos = ("--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
+                limits = ("--trace", str(trace), *slos, "--warm-up", str(WARM_UP_S))
                 real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
                 sent = ("--duration", str(WARM_UP_S + seconds), "--drain", str(drain_s), "--out", str(real))
                 await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))

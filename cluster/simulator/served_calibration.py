@@ -37,13 +37,16 @@ _OUTLIER = 2.0  # times the median: somebody else had the machine
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked, each `runs` times: `prompts` of so many tokens alone; `batches` of streams behind
+    """What is asked, each `runs` times: `prompts` of so many tokens alone; `tails` of so many behind `heads`
+    of so many that are cached; `batches` of streams behind
     prompts of `contexts` tokens, `num_output` tokens while all run; while `beside` streams run,
     `read_beside`: prompts that come together, one group after the other. Then `num_mixed` requests of all
     lengths between, at random moments, at a rate of `mixed_share` of what the prices allow.
     """
 
     prompts: tuple[int, ...] = (16, 64, 128, 256, 512, 1024)
+    heads: tuple[int, ...] = (512, 1536)
+    tails: tuple[int, ...] = (64, 128, 256)
     batches: tuple[int, ...] = (1, 2, 4, 8)
     contexts: tuple[int, ...] = (32, 640)
     num_output: int = 48
@@ -85,9 +88,12 @@ class ServedCalibration:
                 num_output = asked.num_output + num_while_read(reads, num, batch, step_s)
                 if num + num_output < profile.max_context:
                     steps.append(await self._stream(service, num, batch, num_output, asked.runs))
+            longest = profile.max_context - max(asked.tails) - 1
+            heads = [num for num in asked.heads if num < longest]
+            behind = [step for num in heads for step in await self._read_behind(service, num, asked)]
             rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
             mixed = mixed_steps(rounds, self._chunk)
-            price, error = fit_price(steps + mixed)
+            price, error = fit_price(steps + behind + mixed)
             price = replace(price, batches=batch_prices(steps))
             mix = await self._mix(service, asked, price)
         sharing = profile.sharing
@@ -112,6 +118,27 @@ class ServedCalibration:
         rest_s = typical([told.rest_s + told.queue_s for told in answers])
         self._tell(f"{num_tokens} tokens read in {1e3 * read_s:.1f} ms, and {1e3 * rest_s:.1f} ms around it")
         return Read(num_tokens, Measured(self._features(num_tokens), read_s), rest_s)
+
+    async def _read_behind(self, service: ServedCalls, num_head: int, asked: Questions) -> list[Measured]:
+        """Prompts whose first `num_head` tokens are cached by the worker that reads them: what each of their
+        own tokens costs for those before it, of which prompts read as a whole say little.
+        """
+        head, steps = service.words(num_head), []
+        await service.ask(num_head + min(asked.tails), 1, head)
+        for num in asked.tails:
+            answers = [await service.read(num_head + num, 1, head) for _ in range(asked.runs)]
+            cached = [told for told in answers if told.num_cached_tokens]
+            if not cached:
+                self._tell(
+                    f"{num_head} tokens that were just read are not cached: no prompt is cheaper for it"
+                )
+                return []
+            seconds = typical([told.read_s for told in cached])
+            num_cached = round(statistics.fmean(told.num_cached_tokens for told in cached))
+            features = features_behind(num_head + num - num_cached, num_cached, self._token_budget)
+            steps.append(Measured(features, seconds))
+            self._tell(f"{num} tokens behind {num_cached} cached ones read in {1e3 * seconds:.1f} ms")
+        return steps
 
     async def _stream(
         self, service: ServedCalls, num: int, batch: int, num_output: int, runs: int
@@ -198,11 +225,16 @@ def typical(values: Sequence[float]) -> float:
 
 def features_of_prompt(num_tokens: int, token_budget: int) -> Features:
     """Of all the steps that read a prompt together."""
+    return features_behind(num_tokens, 0, token_budget)
+
+
+def features_behind(num_tokens: int, num_cached: int, token_budget: int) -> Features:
+    """The same, of `num_tokens` behind cached ones."""
     num_steps, pairs = 0, 0.0
     for start in range(0, num_tokens, token_budget):
         num_new = min(token_budget, num_tokens - start)
         num_steps += 1
-        pairs += num_new * (start + 0.5 * num_new)
+        pairs += num_new * (num_cached + start + 0.5 * num_new)
     return float(num_steps), float(num_tokens), pairs, 0.0, 0.0
 
 

@@ -22,6 +22,7 @@ from cluster.loadtest.vocabulary import FIRST_WORD, Vocabulary
 class Told:
     """Of one answer, in seconds since the calibration's start: when it was due, when its first token came;
     how long its prompt waited at its worker and was read. `is_local`: read by the worker that decodes.
+    `num_cached_tokens` of its prompt needed not be read.
     """
 
     num_tokens: int
@@ -30,6 +31,7 @@ class Told:
     queue_s: float
     read_s: float
     is_local: bool
+    num_cached_tokens: int = 0
 
     @property
     def rest_s(self) -> float:
@@ -55,10 +57,18 @@ class ServedCalls:
         self._now = now
         self._chance = random.Random(0)
 
-    async def ask(self, num_prompt_tokens: int, num_output_tokens: int) -> Call:
-        """A prompt that nobody has seen. Raises NoAnswer for anything but a whole answer."""
-        num_words = self._vocabulary.num_words(num_prompt_tokens)
-        words = (FIRST_WORD, *self._chance.choices(self._vocabulary.words, k=num_words))
+    def words(self, num_tokens: int) -> tuple[str, ...]:
+        """A text that nobody has seen, for prompts to begin with."""
+        return tuple(self._chance.choices(self._vocabulary.words, k=num_tokens))
+
+    async def ask(
+        self, num_prompt_tokens: int, num_output_tokens: int, beginning: tuple[str, ...] = ()
+    ) -> Call:
+        """A prompt that nobody has seen, but for its `beginning`. Raises NoAnswer for anything but a whole
+        answer.
+        """
+        num_words = self._vocabulary.num_words(num_prompt_tokens) - len(beginning)
+        words = (FIRST_WORD, *beginning, *self._chance.choices(self._vocabulary.words, k=num_words))
         body = request_body(self._target, self._model, [" ".join(words)], num_output_tokens)
         call = self._client.call(Ask(body, num_prompt_tokens, num_output_tokens), self._now())
         record = await call.run()
@@ -66,9 +76,12 @@ class ServedCalls:
             raise NoAnswer(f"a prompt of {num_prompt_tokens} tokens: {record.detail}")
         return call
 
-    async def read(self, num_prompt_tokens: int, num_output_tokens: int) -> Told:
+    async def read(
+        self, num_prompt_tokens: int, num_output_tokens: int, beginning: tuple[str, ...] = ()
+    ) -> Told:
         """The same; what its answer tells."""
-        return told_by(await self.ask(num_prompt_tokens, num_output_tokens), num_prompt_tokens)
+        call = await self.ask(num_prompt_tokens, num_output_tokens, beginning)
+        return told_by(call, num_prompt_tokens)
 
 
 def told_by(call: Call, num_tokens: int) -> Told:
@@ -83,7 +96,8 @@ def told_by(call: Call, num_tokens: int) -> Told:
         is_local = prompt["plan"] == "local"
     except (KeyError, IndexError, TypeError) as error:
         raise NoAnswer("the service does not tell where time went: router.explain must be on") from error
-    return Told(num_tokens, call.due_s, call.due_s + record.ttft_s, queue_s, read_s, is_local)
+    first_at_s, num_cached = call.due_s + record.ttft_s, record.num_cached_tokens or 0
+    return Told(num_tokens, call.due_s, first_at_s, queue_s, read_s, is_local, num_cached)
 
 
 def records_of(calls: Sequence[Call]) -> list[RequestRecord]:

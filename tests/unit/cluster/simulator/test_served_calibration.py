@@ -8,6 +8,7 @@ from cluster.loadtest.record import Outcome, RequestRecord
 from cluster.simulator.fit import Measured
 from cluster.simulator.served_calibration import (
     Read,
+    features_behind,
     features_of_prompt,
     front_of,
     num_while_read,
@@ -29,6 +30,8 @@ def test_a_prompts_features_are_those_of_its_steps() -> None:
     assert features_of_prompt(300, 512) == (1.0, 300.0, 300 * 150.0, 0.0, 0.0)
     # pairs do not depend on where a prompt is cut
     assert features_of_prompt(1000, 512) == (2.0, 1000.0, 1000 * 500.0, 0.0, 0.0)
+    # and each of its tokens attends to those that are cached, too
+    assert features_behind(100, 512, 512) == (1.0, 100.0, 100 * (512 + 50.0), 0.0, 0.0)
 
 
 def test_a_pace_is_told_by_tokens_in_the_time_that_all_stream() -> None:
