@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from core.block_hash import BlockHash, hash_blocks, root_hash
 from core.clock import Clock
@@ -48,6 +49,12 @@ class _Found:
     expected: Mapping[WorkerId, int]
 
 
+MAX_WOKEN = 16
+"""Held requests that look again when one request has left its workers. It makes room for about one; but the
+first may wait for another worker.
+"""
+
+
 class Placer:
     """One per router."""
 
@@ -65,7 +72,7 @@ class Placer:
         self.clock = clock
         self.speeds = SpeedBook(config, table, clock)
         self.draw = Draw(chance)
-        self._freed = asyncio.Event()
+        self._held: dict[asyncio.Future[None], None] = {}
 
     def demand(self, request: Request, num_emitted: int, num_samples: int) -> Demand:
         """What `num_samples` of a request's samples need that have `num_emitted` tokens each."""
@@ -80,21 +87,23 @@ class Placer:
         return Search(self, request, tokens, demand)
 
     def freed(self) -> None:
-        """A request has left its workers."""
-        self._freed.set()
-        self._freed = asyncio.Event()
+        """A request has left its workers: the next of those that are held look again, not all of them, which
+        would be work for each that is held at each end of a request. Who is held on comes last again.
+        """
+        for called in list(islice(self._held, MAX_WOKEN)):
+            del self._held[called]
+            called.set_result(None)
 
     async def hold(self, timeout_s: float) -> None:
         """Until a request leaves its workers, a worker comes or goes, or the time is over."""
-        waits = [
-            asyncio.ensure_future(self._freed.wait()),
-            asyncio.ensure_future(self.table.wait_for_change(timeout_s)),
-        ]
+        called = asyncio.get_running_loop().create_future()
+        self._held[called] = None
+        change = asyncio.ensure_future(self.table.wait_for_change(timeout_s))
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([called, change], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for wait in waits:
-                wait.cancel()
+            self._held.pop(called, None)
+            change.cancel()
 
 
 class Search:

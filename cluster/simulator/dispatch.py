@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import islice
 
 from cluster.simulator.choosing import Chooser, SitePlacer, SiteSearch
 from cluster.simulator.decode_site import DecodeSite
@@ -24,7 +25,7 @@ from core.request import Request
 from core.telemetry import TTFTPart
 from router.config import RouterConfig
 from router.decision import Plan
-from router.placer import Chosen
+from router.placer import MAX_WOKEN, Chosen
 from router.setbacks import Setbacks
 from router.work_meter import WorkMeter
 
@@ -107,7 +108,8 @@ class Dispatch:
 
     def _ask_again(self) -> None:
         self._is_asking = False
-        for run in list(self._held):
+        for run in list(islice(self._held, MAX_WOKEN)):
+            del self._held[run]
             run.place()
 
 
