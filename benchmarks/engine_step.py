@@ -103,6 +103,7 @@ def main() -> None:
         model=options.model,
         num_kv_blocks=largest // 16 + max(options.batches),
         enable_prefix_cache=False,
+        threads=options.threads,
         cpu_kernels="torch",
     )
     engines = [Engine("torch", config, clock)]
