@@ -76,7 +76,7 @@ class Load:
 
     def write(self, path: Path, rate: float, seconds: float, seed: int) -> None:
         """A trace of Poisson arrivals, behind `WARM_UP_S` that do not count, in which each prefix comes three
-        times at once: so both workers have it on either side, and what follows is no matter of the first few.
+        times at once. Which worker reads it is the router's choice on either side, and may differ.
         """
         chance, lines = random.Random(f"{self.name} {seed}"), []
         times = [number * WARM_UP_S / NUM_PREFIXES for number in range(NUM_PREFIXES) for _ in range(3)]

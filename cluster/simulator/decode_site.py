@@ -109,12 +109,6 @@ class DecodeSite:
         """Take no new work from now on, and tell."""
         self.steps.post(self._events.now(), self._drain)
 
-    def tell_if_idle(self) -> None:
-        """The load of a worker that has nothing to do. A real one's step thread tells it once a second."""
-        now = self._events.now()
-        if self.clock.at <= now and not self.has_work:
-            self.teller.publish(now, self.loop.status())
-
     # ------------------------------------------------------------ the step thread
 
     def step(self) -> bool:

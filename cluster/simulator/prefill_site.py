@@ -154,12 +154,6 @@ class PrefillSite:
         self._calls.pop(call.prompt, None)
         self._by_ticket.pop(call.prompt.job.ticket_id, None)
 
-    def tell_if_idle(self) -> None:
-        """The load of a worker that has nothing to do. A real one's step thread tells it once a second."""
-        now = self._events.now()
-        if self.clock.at <= now and not self.has_work:
-            self.teller.publish(now, self.loop.status())
-
     # ------------------------------------------------------------ the step thread
 
     def step(self) -> bool:

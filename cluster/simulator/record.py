@@ -23,8 +23,7 @@ class Record:
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
-    # no list of objects: of a hundred thousand answers that would be most of what there is in memory, and
-    # what the garbage collector looks through
+    # no list of objects: of a hundred thousand answers that would be most of what there is in memory
     token_times: MutableSequence[float] = field(default_factory=lambda: array("d"))
     plan: str = ""
     reader: str = ""

@@ -110,9 +110,11 @@ class Simulation:
         return self.events.now() < self._last_s or self.router.num_open > 0
 
     def _repeat(self) -> None:
-        """Workers without work are heard, too."""
+        """Workers without work are heard, too: a real one's step thread tells its load once a second."""
+        now = self.events.now()
         for site in self.pools.sites():
-            site.tell_if_idle()
+            if site.clock.at <= now and not site.has_work:
+                site.teller.publish(now, site.loop.status())
         if self._is_going_on:
             self.events.after(_REPEAT_S, self._repeat)
 

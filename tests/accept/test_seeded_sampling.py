@@ -14,14 +14,13 @@ from core.request import SamplingParams
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler
 from tests.e2e import profiles, prompts
-from tests.e2e.answers import Answer
-from tests.e2e.client import COMPLETIONS, Client, at_once
+from tests.e2e.client import COMPLETIONS, at_once
 from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
 from tests.e2e.reference import Ledger
 from tests.e2e.scrape import rise, scrape, wait_idle
-from tests.e2e.seeded import Settings, check_sampled
+from tests.e2e.seeded import Settings, ask, check_sampled
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -48,17 +47,6 @@ def settings(index: int) -> Settings:
     return Settings(0.9, 0.9, seed=2000 + index)
 
 
-def ask(client: Client, ids: list[int], index: int) -> Answer:
-    return client.complete(
-        ids,
-        max_tokens=NUM_TOKENS,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        logprobs=0,
-        **settings(index).body(),
-    )
-
-
 @pytest.mark.parametrize(
     ("profile", "is_local"),
     [
@@ -78,7 +66,7 @@ def test_sixteen_prompts_alone_and_together_first_and_again(
     wait_idle(client)
     before = scrape(client)
     ledger = Ledger()
-    jobs = [partial(ask, client, ids, index) for index, ids in enumerate(batch)]
+    jobs = [partial(ask, client, ids, settings(index), NUM_TOKENS) for index, ids in enumerate(batch)]
     for limit in (16, 1):
         for index, answer in enumerate(at_once(jobs, limit=limit)):
             output = vocabulary.ids_of(answer)

@@ -10,14 +10,13 @@ import pytest
 
 from core import telemetry
 from tests.e2e import prompts
-from tests.e2e.answers import Answer
-from tests.e2e.client import Client, at_once
+from tests.e2e.client import at_once
 from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.reference import Ledger
 from tests.e2e.right_tokens import Comparison, full_set, is_cold
 from tests.e2e.scrape import Scrape, rise, scrape, wait_idle
-from tests.e2e.seeded import Settings, check_sampled
+from tests.e2e.seeded import Settings, ask, check_sampled
 from tests.e2e.split import SplitSystem
 
 pytestmark = pytest.mark.timeout(1200)
@@ -82,7 +81,7 @@ def test_seeded_samples_are_their_own_draws_alone_and_together(
     operators, transport = way
     reference, vocabulary = fleet.models.reference(fleet.models.bundled), fleet.models.vocabulary
     batch = prompts.prompts_of_lengths(fleet.models.bundled, SEEDED_LENGTHS, seed=92)
-    jobs = [partial(ask, split.client, ids, settings(index)) for index, ids in enumerate(batch)]
+    jobs = [partial(ask, split.client, ids, settings(index), NUM_TOKENS) for index, ids in enumerate(batch)]
     wait_idle(split.client)
     before, ledger = scrape(split.client), Ledger()
     for limit in (len(batch), 1):
@@ -98,14 +97,3 @@ def test_seeded_samples_are_their_own_draws_alone_and_together(
 
 def settings(index: int) -> Settings:
     return Settings(0.9, 0.9, seed=3000 + index)
-
-
-def ask(client: Client, ids: list[int], drawn: Settings) -> Answer:
-    return client.complete(
-        ids,
-        max_tokens=NUM_TOKENS,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        logprobs=0,
-        **drawn.body(),
-    )

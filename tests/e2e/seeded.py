@@ -14,6 +14,8 @@ import torch
 from core.request import SamplingParams
 from engine.sampling.row import SamplingRow
 from engine.sampling.sampler import Sampler
+from tests.e2e.answers import Answer
+from tests.e2e.client import Client
 from tests.e2e.reference import NEAR_TIE, Ledger, Reference
 
 
@@ -36,6 +38,18 @@ class Settings:
             top_p=self.top_p,
             ignore_eos=True,
         )
+
+
+def ask(client: Client, ids: Sequence[int], settings: Settings, num_tokens: int) -> Answer:
+    """Exactly `num_tokens`, special ones spelled out so that each can be told."""
+    return client.complete(
+        ids,
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        logprobs=0,
+        **settings.body(),
+    )
 
 
 def check_sampled(

@@ -8,13 +8,12 @@ import pytest
 
 from core import telemetry
 from tests.e2e import profiles, prompts
-from tests.e2e.answers import Answer
 from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import Profile
 from tests.e2e.reference import Ledger
 from tests.e2e.scrape import rise, scrape, wait_idle
-from tests.e2e.seeded import Settings, check_sampled
+from tests.e2e.seeded import Settings, ask, check_sampled
 
 pytestmark = pytest.mark.side_by_side
 
@@ -24,17 +23,6 @@ NUM_PROMPTS = 4
 @pytest.fixture(scope="module")
 def batch(fleet: Fleet) -> list[list[int]]:
     return prompts.prompts_of_lengths(fleet.models.bundled, [5, 16, 33, 90], seed=90)
-
-
-def ask(client: Client, ids: list[int], index: int, num_tokens: int) -> Answer:
-    return client.complete(
-        ids,
-        max_tokens=num_tokens,
-        ignore_eos=True,
-        skip_special_tokens=False,
-        logprobs=0,
-        **settings(index).body(),
-    )
 
 
 def settings(index: int) -> Settings:
@@ -48,7 +36,7 @@ def check_rounds(
     reference, vocabulary = fleet.models.reference(fleet.models.bundled), fleet.models.vocabulary
     ledger = Ledger()
     for numbers in rounds:
-        jobs = [partial(ask, client, batch[number], number, num_tokens) for number in numbers]
+        jobs = [partial(ask, client, batch[number], settings(number), num_tokens) for number in numbers]
         for number, answer in zip(numbers, at_once(jobs), strict=True):
             output = vocabulary.ids_of(answer)
             assert len(output) == num_tokens
