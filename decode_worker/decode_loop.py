@@ -213,13 +213,19 @@ class DecodeLoop:
         self._allocator.check(self._tables())
         self._scheduler.check()
 
+    @property
+    def num_seqs(self) -> tuple[int, int]:
+        """Of those that wait and of those that run."""
+        return self._scheduler.num_waiting + len(self._claims), self._scheduler.num_running
+
     def status(self) -> WorkerStatus:
         allocator, scheduler = self._allocator, self._scheduler
+        num_waiting, num_running = self.num_seqs
         return WorkerStatus(
             ref=self._ref,
             is_draining=self.is_draining,
-            num_waiting=scheduler.num_waiting + len(self._claims),
-            num_running=scheduler.num_running,
+            num_waiting=num_waiting,
+            num_running=num_running,
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_running_tokens=scheduler.num_running_tokens,
             num_blocks=allocator.num_blocks,

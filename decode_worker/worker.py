@@ -49,6 +49,7 @@ from kv_transfer.device_choice import shared_device
 from kv_transfer.feed import Feed
 from kv_transfer.group_acceptor import offer_groups
 from kv_transfer.ipc_acceptor import offer_device_memory
+from kv_transfer.load_news import LoadNews
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.shm_acceptor import offer_shared_memory
@@ -86,7 +87,8 @@ class DecodeWorker:
         self._clock = clock
         self._awake = awake or Awake(clock)
         self._io_loop: asyncio.AbstractEventLoop | None = None
-        self._status_at = float("-inf")
+        self._load_news = LoadNews(config.status_period_s)
+        self._checked_at = float("-inf")
         self._was_busy = False
         self._drained = asyncio.Event()
         self._is_leaving = self._has_left = False
@@ -109,7 +111,7 @@ class DecodeWorker:
             series.engine,
             series.tickets,
         )
-        self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick, pause_s=runner.pause_s)
+        self._thread = new_steps(f"step {ref.worker_id}", self._step, self._tick, pause_s=runner.pause_s)
 
     # ------------------------------------------------------------ life
 
@@ -202,7 +204,7 @@ class DecodeWorker:
             num_tokens = job.request.num_prompt_tokens if job.ticket_id is None else 0
             num_blocks = self._runner.layout.num_blocks(num_tokens)
             self._feed.arrived(num_tokens, len(job.samples), num_blocks)
-            self._thread.post(partial(self._loop.begin, job, stream, deadline))
+            self._thread.post(partial(self._begin, job, stream, deadline))
         try:
             async for event in stream.follow(job):
                 yield event
@@ -290,6 +292,10 @@ class DecodeWorker:
 
     # ------------------------------------------------------------ inside
 
+    def _begin(self, job: GenerateJob, stream: Stream, deadline: Deadline) -> None:
+        self._load_news.arrived()
+        self._loop.begin(job, stream, deadline)
+
     def _cancel_stream(self, stream: Stream) -> None:
         self._thread.post(partial(self._loop.cancel_stream, stream, "nobody listens any more"))
 
@@ -305,21 +311,32 @@ class DecodeWorker:
         self._loop.is_draining = True
         self._publish_status()
 
+    def _step(self) -> bool:
+        has_work = self._loop.step()
+        self._tell_load()
+        return has_work
+
     def _tick(self) -> None:
         """On the step thread, between steps."""
         self._loop.tick()
         if self._loop.is_draining and not self._loop.has_work:
             self._post_to_io(self._drained.set)
-        if self._clock.now() < self._status_at + self._config.status_period_s:
+        self._tell_load()
+        now = self._clock.now()
+        if now < self._checked_at + self._config.status_period_s:
             return
+        self._checked_at = now
         self._post_to_io(self._streams.sweep)
-        self._publish_status()
         self._loop.observe_leak()
         was_busy, self._was_busy = self._was_busy, self._loop.has_work
         if was_busy and not self._was_busy:
             self._loop.check()
 
+    def _tell_load(self) -> None:
+        if self._load_news.is_due(self._clock.now(), *self._loop.num_seqs):
+            self._publish_status()
+
     def _publish_status(self) -> None:
-        self._status_at = self._clock.now()
+        self._load_news.told(self._clock.now(), *self._loop.num_seqs)
         pairs = self._transfers.pairs.statuses()
         self._feed.publish_status(replace(self._loop.status(), pairs=pairs))

@@ -179,13 +179,19 @@ class PrefillLoop:
         num_prompts = self._scheduler.num_waiting + self._scheduler.num_running
         return num_prompts + len(self._outbox) + len(self.borrowed) > 0
 
+    @property
+    def num_seqs(self) -> tuple[int, int]:
+        """Of those that wait and of those that run."""
+        return self._scheduler.num_waiting, self._scheduler.num_running
+
     def status(self) -> WorkerStatus:
         allocator, scheduler = self._cache.allocator, self._scheduler
+        num_waiting, num_running = self.num_seqs
         return WorkerStatus(
             ref=self._ref,
             is_draining=self.is_draining,
-            num_waiting=scheduler.num_waiting,
-            num_running=scheduler.num_running,
+            num_waiting=num_waiting,
+            num_running=num_running,
             num_waiting_tokens=scheduler.num_waiting_tokens,
             num_running_tokens=scheduler.num_running_tokens,
             num_blocks=allocator.num_blocks,

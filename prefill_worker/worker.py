@@ -46,6 +46,7 @@ from engine.runner import ModelRunner
 from engine.step_thread import NewSteps, StepThread
 from kv_transfer.feed import Feed
 from kv_transfer.group_acceptor import offer_groups
+from kv_transfer.load_news import LoadNews
 from kv_transfer.receiver import Receiver
 from kv_transfer.sender import Sender
 from kv_transfer.shm_acceptor import offer_shared_memory
@@ -57,7 +58,7 @@ from prefill_worker.config import PrefillConfig
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.mailbox import Mailbox
 from prefill_worker.metrics import PrefillSeries
-from prefill_worker.prompt import new_prompt
+from prefill_worker.prompt import Prompt, new_prompt
 
 _LATE_PREFILL_S = 60.0
 _LEAVE_S = 5.0
@@ -92,7 +93,8 @@ class PrefillWorker:
         self._clock = clock
         self._awake = awake or Awake(clock)
         self._is_draining = False
-        self._status_at = float("-inf")
+        self._load_news = LoadNews(config.status_period_s)
+        self._checked_at = float("-inf")
         self._was_busy = False
         self._has_left = False
         self._emptied = asyncio.Event()
@@ -118,7 +120,7 @@ class PrefillWorker:
             self._metrics,
             series.tickets,
         )
-        self._thread = new_steps(f"step {ref.worker_id}", self._loop.step, self._tick)
+        self._thread = new_steps(f"step {ref.worker_id}", self._step, self._tick)
         self._borrower = Borrower(ref.worker_id, self._loop.borrowed, self._thread.call, clock)
         self.receiver = Receiver(self._borrower, ref, runner.layout, series.transfer, clock)
 
@@ -223,7 +225,7 @@ class PrefillWorker:
         call = self._calls.open(prompt)
         num_tokens = job.request.num_prompt_tokens
         self._feed.arrived(num_tokens, len(job.samples), self._runner.layout.num_blocks(num_tokens))
-        admitted = asyncio.ensure_future(self._thread.call(partial(self._loop.admit, prompt)))
+        admitted = asyncio.ensure_future(self._thread.call(partial(self._admit, prompt)))
         try:
             async with asyncio.timeout(job.time_left_s):
                 # a step that hangs admits nobody; whoever is abandoned meanwhile goes elsewhere
@@ -297,6 +299,10 @@ class PrefillWorker:
 
     # ------------------------------------------------------------ inside
 
+    def _admit(self, prompt: Prompt) -> None:
+        self._load_news.arrived()
+        self._loop.admit(prompt)
+
     def _abandon_all(self, error: ServingError) -> None:
         for call in self._calls:
             self._abandon(call, error)
@@ -309,20 +315,31 @@ class PrefillWorker:
         self._loop.is_draining = True
         self._publish_status()
 
+    def _step(self) -> bool:
+        has_work = self._loop.step()
+        self._tell_load()
+        return has_work
+
     def _tick(self) -> None:
         """On the step thread, between steps."""
         self._loop.tick()
         if self._loop.is_draining and not self._loop.has_work and not self._emptied.is_set():
             self._io_loop.call_soon_threadsafe(self._emptied.set)
-        if self._clock.now() < self._status_at + self._config.status_period_s:
+        self._tell_load()
+        now = self._clock.now()
+        if now < self._checked_at + self._config.status_period_s:
             return
-        self._publish_status()
+        self._checked_at = now
         self._loop.observe_leak()
         was_busy, self._was_busy = self._was_busy, self._loop.has_work
         if was_busy and not self._was_busy:
             self._loop.check()
 
+    def _tell_load(self) -> None:
+        if self._load_news.is_due(self._clock.now(), *self._loop.num_seqs):
+            self._publish_status()
+
     def _publish_status(self) -> None:
-        self._status_at = self._clock.now()
+        self._load_news.told(self._clock.now(), *self._loop.num_seqs)
         pairs = self._transfers.pairs.statuses()
         self._feed.publish_status(replace(self._loop.status(), pairs=pairs))

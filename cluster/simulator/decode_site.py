@@ -29,6 +29,7 @@ from decode_worker.metrics import TicketMetrics
 from decode_worker.step_tokens import StepTokens
 from decode_worker.stream import Delivery, Stream
 from engine.runner import ModelRunner
+from kv_transfer.load_news import LoadNews
 
 
 class Follower(Protocol):
@@ -86,10 +87,9 @@ class DecodeSite:
         self._is_leaping = is_leaping
         self._followers: list[Follower] = []  # of the streams of the last step
         self.steps = SiteSteps(events, clock, self)
-        self._config = config
         self._events = events
         self._link = link
-        self._status_at = 0.0
+        self._load_news = LoadNews(config.status_period_s)
         runner.listen(teller.note)
 
     # ------------------------------------------------------------ calls, at the moment they come
@@ -99,7 +99,8 @@ class DecodeSite:
         now = self._events.now()
         num_tokens = job.request.num_prompt_tokens if job.ticket_id is None else 0
         self.teller.arrived(num_tokens, len(job.samples), self.runner.layout.num_blocks(num_tokens))
-        self.steps.post(now, self.loop.begin, job, SiteStream(job, follower), Deadline(now + job.time_left_s))
+        deadline = Deadline(now + job.time_left_s)
+        self.steps.post(now, self._begin, job, SiteStream(job, follower), deadline)
 
     def cancel(self, job: CancelJob) -> None:
         """The caller gave up."""
@@ -116,12 +117,16 @@ class DecodeSite:
 
     def tick(self) -> None:
         self.loop.tick()
-        if self.clock.at >= self._status_at:
-            self._status_at = self.clock.at + self._config.status_period_s
-            self.teller.publish(self.clock.at, self.loop.status())
+        if self._load_news.is_due(self.clock.at, *self.loop.num_seqs):
+            self._publish()
+
+    def tell_load(self) -> None:
+        if self._load_news.has_news(*self.loop.num_seqs):
+            self._publish()
 
     def turned(self) -> None:
         self.teller.tell(self.clock.at)
+        self.tell_load()
 
     def following(self, limit_at: float) -> list[float]:
         return self._leap.ends(self.clock.at, limit_at) if self._is_leaping else []
@@ -136,9 +141,17 @@ class DecodeSite:
     def has_work(self) -> bool:
         return self.loop.has_work
 
+    def _publish(self) -> None:
+        self._load_news.told(self.clock.at, *self.loop.num_seqs)
+        self.teller.publish(self.clock.at, self.loop.status())
+
+    def _begin(self, job: GenerateJob, stream: SiteStream, deadline: Deadline) -> None:
+        self._load_news.arrived()
+        self.loop.begin(job, stream, deadline)
+
     def _drain(self) -> None:
         self.loop.is_draining = True
-        self.teller.publish(self.clock.at, self.loop.status())
+        self._publish()
 
     def _deliver(self, deliveries: Sequence[Delivery], tokens: Sequence[StepTokens]) -> None:
         """What a step brought, at the moment it ended; it is on its way back for `latency_s`."""

@@ -24,6 +24,7 @@ from core.handoff import HandoffTicket, TicketState
 from core.ids import TicketId, WorkerId, WorkerRef
 from core.jobs import PrefillJob, PrefillResult
 from engine.runner import ModelRunner
+from kv_transfer.load_news import LoadNews
 from prefill_worker.config import PrefillConfig
 from prefill_worker.loop import PrefillLoop
 from prefill_worker.metrics import TicketMetrics
@@ -99,13 +100,12 @@ class PrefillSite:
             TicketMetrics(registry),
         )
         self.steps = SiteSteps(events, clock, self)
-        self._config = config
         self._events = events
         self._link = link
         self._targets = targets
         self._calls: dict[Prompt, _Call] = {}
         self._by_ticket: dict[TicketId, _Call] = {}
-        self._status_at = 0.0
+        self._load_news = LoadNews(config.status_period_s)
         runner.listen(teller.note)
 
     # ------------------------------------------------------------ calls, at the moment they come
@@ -137,7 +137,7 @@ class PrefillSite:
     def drain(self) -> None:
         """Take no new work from now on, and tell."""
         self.loop.is_draining = True
-        self.post(lambda: self.teller.publish(self.clock.at, self.loop.status()))
+        self.post(self._publish)
 
     def post(self, command: Callable[..., object], *arguments: object) -> None:
         """Something for the step thread, now."""
@@ -161,12 +161,16 @@ class PrefillSite:
 
     def tick(self) -> None:
         self.loop.tick()
-        if self.clock.at >= self._status_at:
-            self._status_at = self.clock.at + self._config.status_period_s
-            self.teller.publish(self.clock.at, self.loop.status())
+        if self._load_news.is_due(self.clock.at, *self.loop.num_seqs):
+            self._publish()
+
+    def tell_load(self) -> None:
+        if self._load_news.has_news(*self.loop.num_seqs):
+            self._publish()
 
     def turned(self) -> None:
         self.teller.tell(self.clock.at)
+        self.tell_load()
 
     def following(self, limit_at: float) -> list[float]:
         """Each step of a prompt is another one."""
@@ -179,7 +183,12 @@ class PrefillSite:
     def has_work(self) -> bool:
         return self.loop.has_work
 
+    def _publish(self) -> None:
+        self._load_news.told(self.clock.at, *self.loop.num_seqs)
+        self.teller.publish(self.clock.at, self.loop.status())
+
     def _admit(self, call: _Call) -> None:
+        self._load_news.arrived()
         try:
             self.loop.admit(call.prompt)
         except ServingError as error:

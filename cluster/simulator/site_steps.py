@@ -29,8 +29,12 @@ class Stepped(Protocol):
 
     def tick(self) -> None: ...
 
+    def tell_load(self) -> None:
+        """Commands have run; `clock` is when."""
+        ...
+
     def turned(self) -> None:
-        """Commands and a step have run; `clock` is where they ended."""
+        """A step has run; `clock` is where it ended."""
         ...
 
     def following(self, limit_at: float) -> list[float]:
@@ -96,6 +100,7 @@ class SiteSteps:
         if now >= self._tick_at:
             self._tick_at = now + TICK_S
             self._work.tick()
+        self._work.tell_load()
         self._is_awake = self._work.step()
         self._work.turned()
         if self._is_awake:

@@ -55,6 +55,29 @@ async def test_a_job_is_in_the_load_from_its_arrival_also_while_a_step_takes_lon
     await site.settle()
 
 
+async def test_a_prompt_that_has_been_read_is_out_of_the_load_long_before_the_next_period(
+    make_site: MakeSite,
+) -> None:
+    site = await make_site(status_period_s=600.0)
+    told: list[tuple[int, int]] = []
+
+    async def watch() -> None:
+        async for event in site.worker.watch():
+            if event.status is not None:
+                told.append((event.status.num_waiting, event.status.num_running))
+
+    watching = asyncio.create_task(watch())
+    for seed in (1, 2):
+        await site.until(lambda: bool(told) and told[-1] == (0, 0))
+        told.clear()
+        job = site.job(prompt_ids(40, seed=seed), request_id=f"read {seed}")
+        await site.worker.prefill(job)
+        await site.until(lambda: any(sum(counts) for counts in told))
+    await site.until(lambda: told[-1] == (0, 0))
+    watching.cancel()
+    await site.settle()
+
+
 async def test_health_ends_with_the_step_thread_or_with_progress(make_site: MakeSite) -> None:
     clock = FakeClock()
     site = await make_site(clock=clock, stall_s=5.0)
