@@ -69,7 +69,6 @@ class DecodeSite:
     ) -> None:
         self.ref = ref
         self.runner = runner
-        runner.is_decoding = True
         self.clock = clock
         self.teller = teller
         self.inward = Port()
@@ -86,7 +85,7 @@ class DecodeSite:
         self._leap = Leap(self.loop, runner, metrics)
         self._is_leaping = is_leaping
         self._followers: list[Follower] = []  # of the streams of the last step
-        self.steps = SiteSteps(events, clock, self)
+        self.steps = SiteSteps(events, clock, self, is_waiting=runner.is_shared)
         self._events = events
         self._link = link
         self._load_news = LoadNews(config.status_period_s)

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Protocol
 
 from cluster.simulator.events import Events, SiteClock
-from cluster.simulator.site_runner import SiteRunner
 from cluster.simulator.site_steps import SiteSteps
 from cluster.simulator.step_price import LinkPrice
 from core.errors import HandoffError, ServingError
@@ -21,7 +20,6 @@ from decode_worker.decode_loop import DecodeLoop
 
 _KEEPALIVE_S = 1.0
 _NO_BYTES = b""
-_NUM_MESSAGES = 3  # from a prompt's last step to the first one of its stream
 
 
 @dataclass(eq=False, slots=True)
@@ -34,7 +32,6 @@ class Port:
 class Receiving(Protocol):
     """The decode worker of a handoff."""
 
-    runner: SiteRunner
     loop: DecodeLoop
     clock: SiteClock
     steps: SiteSteps
@@ -78,7 +75,7 @@ class Handoff:
         self._waiting: list[tuple[int, int]] = []
         self._num_held = 0
         self._num_pushed = 0
-        self._arrived_at = 0.0
+        self._num_unwritten = 0  # pushes that are not acknowledged
         self._is_granted = False
         self._is_computed = False
         self._is_over = False
@@ -99,14 +96,10 @@ class Handoff:
         else:
             self._waiting.append((first_index, num_blocks))
 
-    def expect(self, when: float, num_tokens: int) -> None:
-        """The prompt will have been read at `when`, and is decoded a few messages later."""
-        self._target.runner.coming(when + _NUM_MESSAGES * self._link.latency_s, num_tokens)
-
     def finish(self) -> None:
         """All blocks are added."""
         self._is_computed = True
-        self._commit_when_granted()
+        self._commit_when_written()
 
     def stop(self, reason: str) -> None:
         """End the ticket unless it has ended."""
@@ -131,7 +124,9 @@ class Handoff:
             self._answer(lambda: self._granted(len(held)))
 
     def _write(self, first_index: int, num_blocks: int) -> None:
-        self._try(lambda: self._target.loop.write(self._ticket.ticket_id, first_index, num_blocks, _NO_BYTES))
+        ticket_id, loop = self._ticket.ticket_id, self._target.loop
+        if self._try(lambda: loop.write(ticket_id, first_index, num_blocks, _NO_BYTES)):
+            self._answer(self._written)
 
     def _commit(self) -> None:
         ticket = self._ticket
@@ -157,7 +152,7 @@ class Handoff:
         waiting, self._waiting = self._waiting, []
         for first_index, num_blocks in waiting:
             self._push(first_index, num_blocks)
-        self._commit_when_granted()
+        self._commit_when_written()
 
     def _push(self, first_index: int, num_blocks: int) -> None:
         end = first_index + num_blocks
@@ -169,13 +164,17 @@ class Handoff:
         begin_at = max(self._events.now(), outward.free_at, inward.free_at)
         end_at = begin_at + num_blocks * self._ticket.layout.block_bytes / self._link.bytes_per_s
         outward.free_at = inward.free_at = end_at
-        self._arrived_at = end_at
         self._num_pushed += num_blocks
+        self._num_unwritten += 1
         self._tell(end_at, self._write, first_index, num_blocks)
 
-    def _commit_when_granted(self) -> None:
-        if self._is_granted and self._is_computed and not self._is_over:
-            self._tell(max(self._events.now(), self._arrived_at), self._commit)
+    def _written(self) -> None:
+        self._num_unwritten -= 1
+        self._commit_when_written()
+
+    def _commit_when_written(self) -> None:
+        if self._is_granted and self._is_computed and self._num_unwritten == 0 and not self._is_over:
+            self._tell(self._events.now(), self._commit)
 
     def _committed(self) -> None:
         if not self._is_over:

@@ -99,7 +99,7 @@ class PrefillSite:
             QuietMetrics(registry, ref.role),
             TicketMetrics(registry),
         )
-        self.steps = SiteSteps(events, clock, self)
+        self.steps = SiteSteps(events, clock, self, is_waiting=runner.is_shared)
         self._events = events
         self._link = link
         self._targets = targets
@@ -209,8 +209,6 @@ class PrefillSite:
 
     def computed(self, prompt: Prompt, result: PrefillResult, is_finished: bool) -> None:
         call = self._calls[prompt]
-        if call.handoff is not None and not is_finished:
-            call.handoff.expect(self.clock.at, prompt.job.request.sampling.min_tokens)
         self._later(self._computed, call, result, is_finished)
 
     def failed(self, prompt: Prompt, error: ServingError) -> None:

@@ -1,14 +1,17 @@
 """Sharing: workers of one host compute on the same cores, and each is slower while another one computes.
 
-Owns who computes until when, and what that costs. A step is priced when it begins, by who computes then and
-for how long that is to go on. One thread.
+Owns which steps run, how far each has got, and when it ends: a step is slowed for exactly as long as another
+worker's runs beside it, whichever began first. Whoever takes a step waits for its end in a greenlet; the
+others' events go on meanwhile. One thread.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.step import StepPlan
+from greenlet import getcurrent, greenlet
+
+from cluster.simulator.events import Events
 
 _LINGER_S = 0.02  # the gap between two steps of a busy worker is shorter: see `engine.cores`
 
@@ -31,53 +34,82 @@ class Sharing:
                 raise ValueError(f"{name} must be at least 1")
 
 
+@dataclass(eq=False, slots=True)
+class _Step:
+    """One that runs: what is left of it, in seconds alone, at `at`; `factor` times as long beside another."""
+
+    waiting: greenlet
+    left_s: float
+    factor: float
+    at: float
+    was_always_beside: bool
+    was_ever_beside: bool = False
+    rate: float = 1.0
+    number: int = 0
+
+
 class Host:
     """One host, for all of its workers."""
 
-    def __init__(self, sharing: Sharing) -> None:
+    def __init__(self, sharing: Sharing, events: Events) -> None:
         self.num_cores = sharing.num_cores
         self._sharing = sharing
-        self._busy_until: dict[object, float] = {}
-        self._going_on_until: dict[object, float] = {}
+        self._events = events
+        self._steps: dict[object, _Step] = {}
+        self._ended_at: dict[object, float] = {}
+        self._num_changes = 0
 
-    def is_beside(self, worker: object, at: float) -> bool:
-        """Whether another one than `worker` computes at that time, or will again at once."""
+    def now(self) -> float:
+        """The time of the events."""
+        return self._events.now()
+
+    def is_busy(self, at: float, besides: object = None) -> bool:
+        """Whether any worker, not counting `besides`, computes at that time or will again at once."""
+        if any(worker is not besides for worker in self._steps):
+            return True
         return any(
-            other is not worker and until > at - _LINGER_S for other, until in self._busy_until.items()
+            worker is not besides and ended_at > at - _LINGER_S for worker, ended_at in self._ended_at.items()
         )
 
-    def is_busy(self, at: float) -> bool:
-        """Whether any worker computes at that time, or will again at once."""
-        return self.is_beside(None, at)
-
-    def coming(self, worker: object, at: float, until: float) -> None:
-        """`worker` has something to do from `at` to `until`: a step of another one that begins just before is
-        beside it, too.
+    def run(self, worker: object, alone_s: float, is_reading: bool) -> bool | None:
+        """Returns when a step has ended that begins now and would take `alone_s` alone: whether another
+        worker computed meanwhile, None if for a part of it. In a greenlet, whose parent lets events happen.
         """
-        self._busy_until[worker] = max(at, self._busy_until.get(worker, 0.0))
-        self.going_on(worker, until)
+        waiting = getcurrent()
+        assert waiting.parent is not None, "a step of a shared host runs in a greenlet of its own"
+        now = self._events.now()
+        factor = self._sharing.reading if is_reading else self._sharing.decoding
+        step = _Step(waiting, alone_s, factor, now, self.is_busy(now, worker))
+        self._get_on(now)
+        self._steps[worker] = step
+        self._plan(now)
+        waiting.parent.switch()
+        now = self._events.now()
+        self._get_on(now)
+        del self._steps[worker]
+        self._ended_at[worker] = now
+        self._plan(now)
+        if step.was_always_beside and self.is_busy(now, worker):
+            return True
+        return None if step.was_always_beside or step.was_ever_beside else False
 
-    def going_on(self, worker: object, until: float) -> None:
-        """With what it has, `worker` will be busy until then."""
-        self._going_on_until[worker] = until
+    def _get_on(self, now: float) -> None:
+        """All steps have got as far as they are now."""
+        for step in self._steps.values():
+            step.left_s = max(0.0, step.left_s - (now - step.at) * step.rate)
+            step.at = now
 
-    def seconds(self, worker: object, at: float, plan: StepPlan, alone_s: float) -> float:
-        """What a step takes that would take `alone_s` alone; it begins now, and is alone again as soon as the
-        others have done what they have.
-        """
-        seconds = alone_s
-        if self.is_beside(worker, at):
-            factor = self._sharing.reading if plan.chunks else self._sharing.decoding
-            beside_s = self._others_until(worker, at) - at
-            # of the time beside them only a part is progress
-            seconds = min(alone_s * factor, alone_s + beside_s * (1.0 - 1.0 / factor))
-        self._busy_until[worker] = at + seconds
-        return seconds
+    def _plan(self, now: float) -> None:
+        """Steps began or ended: the others end earlier or later."""
+        is_beside = len(self._steps) > 1
+        self._num_changes += 1
+        for step in self._steps.values():
+            step.was_ever_beside |= is_beside
+            step.rate = 1.0 / step.factor if is_beside else 1.0
+            step.number = self._num_changes
+            self._events.at(now + step.left_s / step.rate, self._end, step, step.number)
 
-    def _others_until(self, worker: object, at: float) -> float:
-        """When the last of those ends that compute now, or will again at once."""
-        until = at
-        for other, busy_until in self._busy_until.items():
-            if other is not worker and busy_until > at - _LINGER_S:
-                until = max(until, busy_until, self._going_on_until.get(other, 0.0))
-        return until
+    def _end(self, step: _Step, number: int) -> None:
+        if step.number == number:
+            step.number = 0  # it ends once
+            step.waiting.switch()

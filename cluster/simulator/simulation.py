@@ -62,7 +62,7 @@ class Simulation:
         self._last_s = 0.0
         message_s = deployment.link.latency_s
         self.fleet = Fleet(deployment.router, self.events, message_s)
-        host = None if deployment.sharing is None else Host(deployment.sharing)
+        host = None if deployment.sharing is None else Host(deployment.sharing, self.events)
         self.router = Dispatch(
             deployment.router,
             self.fleet,

@@ -65,9 +65,10 @@ def new_cache(layout: KVLayout, num_blocks: int) -> KVCache:
 
 
 class SiteRunner:
-    """Each step ends when it has begun, by the worker's own clock. A sampled token is always an end of
-    sequence: requests come with `min_tokens`, before which it does not count, so answers have the length that
-    they are meant to have, and nobody knows it before.
+    """Each step ends when it has begun, by the worker's own clock; where cores are shared, when the others'
+    steps have let it. A sampled token is always an end of sequence: requests come with `min_tokens`, before
+    which it does not count, so answers have the length that they are meant to have, and nobody knows it
+    before.
     """
 
     is_overlapped = False
@@ -96,9 +97,7 @@ class SiteRunner:
         self.price = price
         self.last_plan: StepPlan | None = None
         self.num_shared_cores = 0 if host is None else host.num_cores
-        self.was_beside = False
-        self.is_decoding = False
-        """Whether what is read here goes on here."""
+        self.was_beside: bool | None = False
         self._clock = clock
         self._host = host
 
@@ -106,49 +105,31 @@ class SiteRunner:
         """Who hears which blocks there are."""
         self.cache.allocator.on_events = on_events
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether a step's end depends on others, so that whoever takes it waits for that in a greenlet."""
+        return self._host is not None
+
     def run(self, plan: StepPlan) -> StepOutput:
         """The step, from beginning to end."""
-        seconds = self.price.seconds(features_of(plan))
-        if self._host is not None:
-            self.was_beside = self._host.is_beside(self, self._clock.at)
-            alone_s = seconds
-            seconds = self._host.seconds(self, self._clock.at, plan, alone_s)
-            self._host.going_on(self, self._clock.at + seconds + self._rest_s(plan, alone_s))
-        self._clock.at += seconds
+        began_at, seconds = self._clock.at, self.price.seconds(features_of(plan))
+        if self._host is None:
+            self._clock.at += seconds
+        else:
+            self.was_beside = self._host.run(self, seconds, is_reading=bool(plan.chunks))
+            self._clock.at = self._host.now()
         self.last_plan = plan
-        self.note_steps(1, seconds)
+        self.note_steps(1, self._clock.at - began_at)
         num_streams = len(plan.streams)
         return StepOutput(
             sampled=tuple(map(_sampled, plan.chunks)),
             streams=_ends(num_streams) if num_streams else no_tokens(),
         )
 
-    def coming(self, at: float, num_tokens: int) -> None:
-        """What another worker of the host has just read goes on here from then on, for so many tokens."""
-        if self._host is not None:
-            step_s = self.price.seconds((1.0, 0.0, 0.0, 1.0, 0.0))
-            self._host.coming(self, at, at + num_tokens * step_s)
-
     def note_steps(self, num_steps: int, seconds: float) -> None:
         """So many were taken."""
         self.num_steps += num_steps
         self.busy_s += seconds
-
-    def _rest_s(self, plan: StepPlan, step_s: float) -> float:
-        """What is left to do for those that a step of `step_s` has."""
-        num_left, num_unread = 0, 0
-        streams = plan.streams
-        if len(streams):
-            num_left = int((streams.traits["num_unending_tokens"] - streams.num_tokens).max())
-        for item in plan.chunks:
-            sequence = item.sequence
-            num_unread += sequence.num_tokens - item.num_context_tokens - item.num_scheduled_tokens
-            if self.is_decoding:
-                num_left = max(num_left, sequence.request.sampling.min_tokens)
-        if plan.chunks:
-            num_streams = float(len(plan))
-            step_s = self.price.seconds((1.0, 0.0, 0.0, num_streams, 0.0))
-        return max(0, num_left) * step_s + num_unread * self.price.token_s
 
     def start(self, plan: StepPlan) -> EndedStep:
         """The same, for whoever would do something else meanwhile."""

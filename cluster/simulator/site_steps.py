@@ -2,8 +2,9 @@
 
 The order of `engine.step_thread.StepThread`: waiting commands, tick, step. While a step runs, commands wait
 for its end. A step is worked out in one go when it begins; whoever else looks at the worker does so by a
-command or a message, and so not before the step has ended. Steps that would only repeat the last one are
-taken at once, as many as fit before the next command or tick. One thread.
+command or a message, and so not before the step has ended. Where other workers slow a step while it runs, its
+turn waits for the end in a greenlet. Steps that would only repeat the last one are taken at once, as many as
+fit before the next command or tick. One thread.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from greenlet import greenlet
 
 from cluster.simulator.events import Events, SiteClock
 
@@ -47,12 +50,13 @@ class Stepped(Protocol):
 
 
 class SiteSteps:
-    """One per worker."""
+    """One per worker. `is_waiting`: a step may wait for its end, see `cluster.simulator.sharing`."""
 
-    def __init__(self, events: Events, clock: SiteClock, work: Stepped) -> None:
+    def __init__(self, events: Events, clock: SiteClock, work: Stepped, is_waiting: bool = False) -> None:
         self._events = events
         self._clock = clock
         self._work = work
+        self._is_waiting = is_waiting
         self._commands: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
         self._is_awake = False
         self._turn_at = 0.0
@@ -92,6 +96,13 @@ class SiteSteps:
         self._turn()
 
     def _turn(self) -> None:
+        self._is_awake = True
+        if self._is_waiting:
+            greenlet(self._take_turn).switch()
+        else:
+            self._take_turn()
+
+    def _take_turn(self) -> None:
         clock, commands = self._clock, self._commands
         clock.at = now = self._events.now()
         while commands:

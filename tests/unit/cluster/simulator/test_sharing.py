@@ -6,60 +6,81 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from greenlet import greenlet
 
+from cluster.simulator.events import Events
 from cluster.simulator.front import Front, FrontPrice
 from cluster.simulator.sharing import Host, Sharing
-from engine.step import StepPlan
 from tests.unit.cluster.simulator.world import conversations, played
 
-SHARING = Sharing(2, reading=1.9, decoding=1.6)
-DECODING = StepPlan(())
+SHARING = Sharing(2, reading=2.0, decoding=1.6)
+
+
+class Cores:
+    """A host, and when the steps that it was given have ended and what they were told then."""
+
+    def __init__(self) -> None:
+        self.events = Events()
+        self.host = Host(SHARING, self.events)
+        self.ended: dict[str, float] = {}
+        self.beside: dict[str, bool | None] = {}
+
+    def step(self, worker: str, begin_s: float, alone_s: float, is_reading: bool = False) -> None:
+        def run() -> None:
+            self.beside[worker] = self.host.run(worker, alone_s, is_reading)
+            self.ended[worker] = self.events.now()
+
+        self.events.at(begin_s, lambda: greenlet(run).switch())
+
+
+def test_steps_at_different_times_take_what_they_take_alone() -> None:
+    cores = Cores()
+    cores.step("p", 1.0, 0.5, is_reading=True)
+    cores.step("d", 1.6, 0.1)
+    cores.events.run()
+    assert cores.ended == {"p": pytest.approx(1.5), "d": pytest.approx(1.7)}
+    assert cores.beside == {"p": False, "d": False}
 
 
 def test_a_step_is_slower_exactly_while_another_worker_of_the_host_computes() -> None:
-    host = Host(SHARING)
-    assert host.seconds("p", 1.0, DECODING, 0.5) == 0.5
-    assert host.seconds("d", 1.2, DECODING, 0.1) == pytest.approx(0.16)
-    assert host.is_busy(1.4)
-    assert not host.is_busy(1.6)
-    assert host.seconds("p", 1.5, DECODING, 0.5) == 0.5  # who computed last ended long ago
-    assert not host.is_beside("p", 1.5)
-    assert host.is_beside("d", 1.9)
+    cores = Cores()
+    cores.step("p", 1.0, 0.5, is_reading=True)
+    cores.step("d", 1.2, 0.1)  # in 0.16 s, of which p makes 0.08 s
+    cores.events.run()
+    assert cores.ended == {"d": pytest.approx(1.36), "p": pytest.approx(1.58)}
+    assert cores.beside == {"d": True, "p": None}
+
+
+def test_a_step_that_runs_is_slowed_by_one_that_begins_and_not_by_the_next_one_when_it_has_ended() -> None:
+    cores = Cores()
+    cores.step("d", 1.0, 0.1)
+    cores.step("p", 1.05, 0.1, is_reading=True)  # d has 0.05 s left: 0.08 s, of which p makes 0.04
+    cores.step("later", 1.3, 0.1)
+    cores.events.run()
+    assert cores.ended["d"] == pytest.approx(1.13)
+    assert cores.ended["p"] == pytest.approx(1.19)
+    assert cores.ended["later"] == pytest.approx(1.4)
 
 
 def test_a_workers_gap_between_two_steps_is_no_rest() -> None:
-    host = Host(SHARING)
-    host.seconds("p", 0.0, DECODING, 1.0)
-    assert host.is_beside("d", 1.015)
-    assert not host.is_beside("d", 1.03)
-
-
-def test_a_step_that_begins_when_its_neighbour_is_about_to_is_beside_it() -> None:
-    host = Host(SHARING)
-    host.coming("d", 1.003, until=9.0)
-    assert host.seconds("p", 1.0, DECODING, 0.5) == pytest.approx(0.8)
-    assert not host.is_beside("p", 1.1)
-
-
-def test_a_step_is_alone_again_when_its_neighbour_has_done_what_it_had() -> None:
-    host = Host(SHARING)
-    host.seconds("d", 1.0, DECODING, 0.1)
-    # of 0.1 s beside it 0.0625 is progress
-    assert host.seconds("p", 1.0, DECODING, 0.5) == pytest.approx(0.5 + 0.1 - 0.0625)
-    host = Host(SHARING)
-    host.seconds("d", 1.0, DECODING, 0.1)
-    host.going_on("d", 1.7)
-    assert host.seconds("p", 1.0, DECODING, 0.4) == pytest.approx(0.64)
+    cores = Cores()
+    cores.step("p", 0.0, 1.0)
+    cores.events.run()
+    assert cores.host.is_busy(1.015)
+    assert not cores.host.is_busy(1.03)
+    assert not cores.host.is_busy(1.015, besides="p")
 
 
 def test_a_requests_way_is_longer_while_workers_compute_on_the_routers_cores() -> None:
-    host = Host(SHARING)
-    front = Front(FrontPrice(request_s=0.01, busy_s=0.005), host)
+    cores = Cores()
+    front = Front(FrontPrice(request_s=0.01, busy_s=0.005), cores.host)
     assert front.ready_at(1.0, 100) == pytest.approx(1.01)
-    host.seconds("d", 2.0, DECODING, 0.1)
+    cores.step("d", 2.0, 0.1)
+    cores.events.run(until=2.05)
     assert front.ready_at(2.05, 100) == pytest.approx(2.065)
     # which is no work of the router's: who comes next does not wait for it
     assert front.ready_at(2.05, 100) == pytest.approx(2.075)
+    cores.events.run()
     assert front.ready_at(3.0, 100) == pytest.approx(3.01)
 
 
