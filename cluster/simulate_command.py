@@ -96,6 +96,7 @@ def simulate(
             config.router,
             sharing=None if own_hosts else worker.sharing,
             front=worker.front,
+            jitter=worker.jitter,
             is_length_known=known_lengths,
         )
         slo = Slo(slo_ttft, slo_itl, attainment=attainment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cluster.simulator.front import FrontPrice
+from cluster.simulator.jitter import Jitter
 from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from cluster.simulator.teller import Way
@@ -19,7 +20,8 @@ class Deployment:
     """`num_prefill` 0 is aggregated serving: each worker reads and decodes. `num_blocks` and `price` are of
     each worker; `timeout_s` the deadline of a request. `is_leaping`: decode steps that only
     repeat the last one are taken at once; the events are the same. `sharing`: all workers are on one host and
-    share its cores; None: each has its own. `front`: what the router takes. `is_length_known`: clients say
+    share its cores; None: each has its own. `front`: what the router takes. `jitter`: how
+    much steps differ from their price. `is_length_known`: clients say
     how long the answer will be.
     """
 
@@ -38,6 +40,7 @@ class Deployment:
     is_leaping: bool = True
     sharing: Sharing | None = None
     front: FrontPrice = field(default_factory=FrontPrice)
+    jitter: Jitter = field(default_factory=Jitter)
     is_length_known: bool = False
 
     def __post_init__(self) -> None:

@@ -39,12 +39,12 @@ class Leap:
             return []
         num_steps = _num_plain_steps(plan, self._runner.layout.block_size)
         num_streams, num_kv = len(plan.streams), int(plan.streams.num_tokens.sum())
-        price = self._runner.price
+        price, draws = self._runner.price, self._runner.draws
         self._plan, self._begin_at = plan, now
         while num_steps > 0 and now < limit_at:
             num_steps -= 1
             num_kv += num_streams
-            now += price.seconds((1.0, 0.0, 0.0, float(num_streams), float(num_kv)))
+            now += price.seconds((1.0, 0.0, 0.0, float(num_streams), float(num_kv))) * draws.streaming()
             self._ends.append(now)
         return self._ends
 

@@ -15,6 +15,7 @@ from cluster.simulator.deployment import Deployment
 from cluster.simulator.dispatch import Dispatch
 from cluster.simulator.events import Events, SiteClock
 from cluster.simulator.fleet import Fleet
+from cluster.simulator.jitter import Draws
 from cluster.simulator.prefill_site import PrefillSite
 from cluster.simulator.sharing import Host
 from cluster.simulator.site_runner import SiteRunner
@@ -66,7 +67,7 @@ class Member:
 
 
 class Pools:
-    """Both pools. `chance` is for what messages suffer."""
+    """Both pools. `chance` is for what messages suffer, `step_chance` for how steps differ."""
 
     def __init__(
         self,
@@ -75,6 +76,7 @@ class Pools:
         fleet: Fleet,
         router: Dispatch,
         chance: random.Random,
+        step_chance: random.Random,
         host: Host | None,
     ) -> None:
         """`host`: of all workers; None: each has one of its own."""
@@ -83,6 +85,7 @@ class Pools:
         self._fleet = fleet
         self._router = router
         self._chance = chance
+        self._step_chance = step_chance
         self._host = host
         self._members: dict[WorkerId, Member] = {}
         self._starting: dict[Role, list[int]] = {role: [] for role in Role}
@@ -204,6 +207,7 @@ class Pools:
             deployment.max_context,
             deployment.price,
             clock,
+            Draws(deployment.jitter, random.Random(self._step_chance.random())),
             self._host,
             None if before is None else before.runner.cache,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 import orjson
 
 from cluster.simulator.front import FrontPrice
+from cluster.simulator.jitter import Jitter
 from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from core.config import from_mapping
@@ -22,7 +23,8 @@ from core.kv_layout import KVLayout
 @dataclass(frozen=True, slots=True)
 class Profile:
     """`typical_error`: by how much measured steps differ from their price, median of the ratios; 0 if
-    nothing was measured. `sharing`: of workers on one host; None: not known. `front`: of a router.
+    nothing was measured. `sharing`: of workers on one host; None: not known. `front`: of a router. `jitter`:
+    of its steps.
     """
 
     layout: KVLayout
@@ -33,6 +35,7 @@ class Profile:
     typical_error: float = 0.0
     sharing: Sharing | None = None
     front: FrontPrice = field(default_factory=FrontPrice)
+    jitter: Jitter = field(default_factory=Jitter)
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "max_context"):

@@ -23,9 +23,10 @@ from cluster.loadtest.record import RequestRecord
 from cluster.loadtest.settings import Target
 from cluster.simulator.fit import Measured, batch_prices, fit_price
 from cluster.simulator.front import FrontPrice
+from cluster.simulator.jitter import Jitter, spread_of
 from cluster.simulator.profile import Profile
 from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of, told_by
-from cluster.simulator.served_mix import Mix, Mixed, scaled
+from cluster.simulator.served_mix import Mix, Mixed, scaled, times_price
 from cluster.simulator.served_sharing import Beside, mixed_steps, sharing_of
 from cluster.simulator.step_price import Features, StepPrice
 
@@ -100,11 +101,13 @@ class ServedCalibration:
         if sharing is not None:
             sharing = sharing_of(rounds, price, self._features, sharing)
         front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
-        decoding, reading = mix.decoding(price), mix.reading(price, self._features, self._chunk)
+        steps_of_mix, reads_of_mix = mix.decoding(price), mix.reading(price, self._features, self._chunk)
+        decoding, reading = times_price(steps_of_mix), times_price(reads_of_mix)
+        jitter = Jitter(*(spread_of([it.ratio for it in some]) for some in (steps_of_mix, reads_of_mix)))
         self._tell(f"{len(mixed)} prompts read together with streams; {sharing}; {front}")
         self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
         price = scaled(price, decoding, reading)
-        return replace(profile, price=price, typical_error=error, sharing=sharing, front=front)
+        return replace(profile, price=price, typical_error=error, sharing=sharing, front=front, jitter=jitter)
 
     def _now(self) -> float:
         return time.perf_counter() - self._start

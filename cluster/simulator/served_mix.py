@@ -29,6 +29,23 @@ class Mixed:
     told: Told
 
 
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What something took, and what its price says."""
+
+    took_s: float
+    priced_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.took_s / self.priced_s
+
+
+def times_price(timed: Sequence[Timed]) -> float:
+    """How many times their price they took; 1 if there are none."""
+    return sum(item.took_s for item in timed) / sum(item.priced_s for item in timed) if timed else 1.0
+
+
 class Mix:
     """All of them."""
 
@@ -46,22 +63,19 @@ class Mix:
                 num_kv += answer.told.num_tokens + sum(when <= moment for when in times)
         return 1.0, 0.0, 0.0, float(num_streams), float(num_kv)
 
-    def decoding(self, price: StepPrice) -> float:
-        """How many times their price steps took that read no prompt; 1 if there were too few."""
-        took_s, priced_s, num_steps = 0.0, 0.0, 0
+    def decoding(self, price: StepPrice) -> Sequence[Timed]:
+        """Steps that read no prompt; none if there were too few."""
+        steps = []
         for answer in self._answers:
             times = answer.record.event_times_s
             for before, after in pairwise(times[1:]):
-                if self._is_read_between(before - _AFTER_S, after):
-                    continue
-                took_s += after - before
-                priced_s += price.seconds(self.streams_at(before))
-                num_steps += 1
-        return took_s / priced_s if num_steps >= _MIN_STEPS else 1.0
+                if not self._is_read_between(before - _AFTER_S, after):
+                    steps.append(Timed(after - before, price.seconds(self.streams_at(before))))
+        return steps if len(steps) >= _MIN_STEPS else []
 
-    def reading(self, price: StepPrice, alone: Callable[[int], Features], chunk: int) -> float:
-        """The same, of prompts that were read by the worker of the streams while no other prompt was."""
-        took_s, priced_s, num_reads = 0.0, 0.0, 0
+    def reading(self, price: StepPrice, alone: Callable[[int], Features], chunk: int) -> Sequence[Timed]:
+        """Prompts that were read by the worker of the streams while no other prompt was; none if too few."""
+        reads = []
         for answer, (begin, end) in zip(self._answers, self._reading, strict=True):
             told = answer.told
             if not told.is_local or self._num_read_between(begin, end) > 1:
@@ -71,10 +85,8 @@ class Mix:
                 features = features_of_chunks(told.num_tokens, chunk, streams)
             else:
                 features = alone(told.num_tokens)
-            took_s += told.read_s
-            priced_s += price.seconds(features)
-            num_reads += 1
-        return took_s / priced_s if num_reads >= _MIN_READS else 1.0
+            reads.append(Timed(told.read_s, price.seconds(features)))
+        return reads if len(reads) >= _MIN_READS else []
 
     def beside(self) -> list[Told]:
         """Of those that came while others streamed."""

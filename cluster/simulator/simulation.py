@@ -72,7 +72,12 @@ class Simulation:
             chooser,
             Front(deployment.front, host),
         )
-        self.pools = Pools(deployment, self.events, self.fleet, self.router, random.Random(seed), host)
+        self.pools = Pools(
+            *(deployment, self.events, self.fleet, self.router),
+            chance=random.Random(seed),
+            step_chance=random.Random(seed + 2),
+            host=host,
+        )
         for _ in range(deployment.num_decode):
             self.pools.start(Role.DECODE)
         for _ in range(deployment.num_prefill):

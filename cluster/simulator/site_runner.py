@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 
 from cluster.simulator.events import SiteClock
+from cluster.simulator.jitter import Draws
 from cluster.simulator.sharing import Host
 from cluster.simulator.step_price import StepPrice, features_of
 from core.kv_layout import KVLayout
@@ -80,11 +81,12 @@ class SiteRunner:
         max_context: int,
         price: StepPrice,
         clock: SiteClock,
+        draws: Draws,
         host: Host | None = None,
         cache: KVCache | None = None,
     ) -> None:
-        """`host`: whose cores are shared with other workers; None: this one has cores of its own. `cache`: of
-        the same worker in another role.
+        """`draws`: how many times their price steps take. `host`: whose cores are shared with other workers;
+        None: this one has cores of its own. `cache`: of the same worker in another role.
         """
         self.layout = layout
         self.max_context = max_context
@@ -95,6 +97,7 @@ class SiteRunner:
         self.num_steps = 0
         self.busy_s = 0.0
         self.price = price
+        self.draws = draws
         self.last_plan: StepPlan | None = None
         self.num_shared_cores = 0 if host is None else host.num_cores
         self.was_beside: bool | None = False
@@ -112,7 +115,8 @@ class SiteRunner:
 
     def run(self, plan: StepPlan) -> StepOutput:
         """The step, from beginning to end."""
-        began_at, seconds = self._clock.at, self.price.seconds(features_of(plan))
+        began_at = self._clock.at
+        seconds = self.price.seconds(features_of(plan)) * self.draws.step(plan)
         if self._host is None:
             self._clock.at += seconds
         else:

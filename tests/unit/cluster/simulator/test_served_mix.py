@@ -7,7 +7,7 @@ import pytest
 from cluster.loadtest.record import Outcome, RequestRecord
 from cluster.simulator.served_calibration import features_of_prompt
 from cluster.simulator.served_calls import Told
-from cluster.simulator.served_mix import Mix, Mixed, scaled
+from cluster.simulator.served_mix import Mix, Mixed, scaled, times_price
 from cluster.simulator.step_price import BatchPrice, Features, StepPrice
 
 PRICE = StepPrice(
@@ -45,7 +45,7 @@ def test_streams_are_counted_with_what_each_has_by_then() -> None:
 def test_decoding_is_what_steps_without_prompts_took_by_their_price() -> None:
     # one stream at a time, some 125 tokens of KV each: 6.13 ms
     apart = Mix([answer(1.0 * i, 0.1, 1.2 * 0.00613) for i in range(4)])
-    assert apart.decoding(PRICE) == pytest.approx(1.2, rel=0.02)
+    assert times_price(apart.decoding(PRICE)) == pytest.approx(1.2, rel=0.02)
 
 
 def test_a_pause_for_another_ones_prompt_is_no_step_of_streams() -> None:
@@ -54,13 +54,13 @@ def test_a_pause_for_another_ones_prompt_is_no_step_of_streams() -> None:
     times = tuple(when if when < 0.5 else when + 0.1 for when in one.record.event_times_s)
     record = RequestRecord(0, 0.0, 0.0, times[-1], Outcome.COMPLETED, times)
     other = answer(0.498, 0.1, 0.00613, num=2)
-    assert Mix([Mixed(record, one.told), other]).decoding(PRICE) == pytest.approx(1.0, rel=0.03)
+    assert times_price(Mix([Mixed(record, one.told), other]).decoding(PRICE)) == pytest.approx(1.0, rel=0.03)
 
 
 def test_reading_is_what_prompts_took_alone_and_with_streams() -> None:
     alone_s = PRICE.seconds(alone(100))
     lonely = [answer(1.0 * i, 1.1 * alone_s, 0.006, num=20) for i in range(8)]
-    assert Mix(lonely).reading(PRICE, alone, CHUNK) == pytest.approx(1.1)
+    assert times_price(Mix(lonely).reading(PRICE, alone, CHUNK)) == pytest.approx(1.1)
     with_streams_s = PRICE.seconds((2.0, 100.0, 5000.0, 2.0, 2 * 150.0))
     pairs = [
         both
@@ -70,20 +70,20 @@ def test_reading_is_what_prompts_took_alone_and_with_streams() -> None:
             answer(3.0 * i + 0.6, with_streams_s, 0.02, num=10),
         )
     ]
-    assert Mix(pairs).reading(PRICE, alone, CHUNK) == pytest.approx(1.0, rel=0.01)
+    assert times_price(Mix(pairs).reading(PRICE, alone, CHUNK)) == pytest.approx(1.0, rel=0.01)
 
 
 def test_prompts_that_were_read_elsewhere_or_together_say_nothing_of_reading() -> None:
     remote = [answer(1.0 * i, 0.3, 0.006, num=20, is_local=False) for i in range(10)]
-    assert Mix(remote).reading(PRICE, alone, CHUNK) == 1.0
+    assert times_price(Mix(remote).reading(PRICE, alone, CHUNK)) == 1.0
     together = [answer(2.0 * i + late, 0.3, 0.006, num=20) for i in range(10) for late in (0.0, 0.1)]
-    assert Mix(together).reading(PRICE, alone, CHUNK) == 1.0
+    assert times_price(Mix(together).reading(PRICE, alone, CHUNK)) == 1.0
 
 
 def test_too_few_steps_or_prompts_say_nothing() -> None:
     few = Mix([answer(1.0 * i, 0.3, 0.1, num=10) for i in range(3)])
-    assert few.decoding(PRICE) == 1.0
-    assert few.reading(PRICE, alone, CHUNK) == 1.0
+    assert times_price(few.decoding(PRICE)) == 1.0
+    assert times_price(few.reading(PRICE, alone, CHUNK)) == 1.0
 
 
 def test_those_who_came_while_others_streamed_are_found() -> None:
