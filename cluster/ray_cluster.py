@@ -20,6 +20,7 @@ from typing import Any
 from cluster.config import BatonConfig, ClusterConfig
 from cluster.ports import free_ports
 from cluster.processes import end_processes, processes_of_run
+from cluster.ray_daemons import RayDaemons
 from cluster.ray_environment import IngressPorts, auth_environment, serve_environment
 from core.peer_security import ClusterToken
 
@@ -30,6 +31,9 @@ _LOGICAL_CPUS = (
 )
 _END_GRACE_S = 5.0
 _CALL_TIMEOUT_S = 5.0
+_LOOK_PERIOD_S = 0.1
+# without Ray's daemons a call that is under way may still come to its own end
+_LAST_CALL_S = 1.0
 
 _OWN_ERROR = re.compile(r"^core\.errors\.\w+: (.+)$", re.MULTILINE)
 
@@ -58,6 +62,8 @@ class RayCluster:
         # Ray's processes die with the thread that starts them, and break if a signal's exception comes in
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
         self._starting: Future[None] | None = None
+        self._leaving: Future[None] | None = None
+        self._daemons = RayDaemons()
 
     def start(self) -> None:
         """Start Ray or join it; start the Serve controller, its proxies and the registry.
@@ -65,6 +71,9 @@ class RayCluster:
         A signal's exception ends the wait, not the start: `stop` waits for it.
         """
         self._starting = self._thread.submit(self._start)
+        while not self._starting.done():
+            self._daemons.look()
+            wait((self._starting,), _LOOK_PERIOD_S)
         self._starting.result()
 
     def _start(self) -> None:
@@ -150,29 +159,51 @@ class RayCluster:
     def stop(self, drain_timeout_s: float) -> None:
         """Let open streams end for `drain_timeout_s`, then end every process of the run.
 
-        Deleting the application is what drains it. Serve's own shutdown is left out: there is nothing left
-        that it would spare, and it ends with Ray reporting the controller's death as an error.
+        A signal to the whole group ends Ray too: then there is nothing to drain, and nothing waits for it.
         """
         if self._starting is None:
             return
-        wait((self._starting,))
+        ours = processes_of_run(self._run_dir, os.getpid())
+        if self._is_done(self._starting):
+            self._leaving = self._thread.submit(self._leave, drain_timeout_s)
+            self._is_done(self._leaving)
+        ours |= processes_of_run(self._run_dir, os.getpid())
+        for process in end_processes(ours, _END_GRACE_S):
+            _log.warning("process %d had to be killed", process.pid)
+        self._thread.shutdown(wait=not self.is_stuck)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a call into Ray hangs that nobody answers any more: who waits for it, as Python does when it
+        ends, waits for a minute.
+        """
+        return any(call is not None and not call.done() for call in (self._starting, self._leaving))
+
+    def _is_done(self, call: Future[None]) -> bool:
+        """Wait for a call into Ray, but not for one that a cluster would have to answer that is gone."""
+        while not call.done() and not self._daemons.has_any_ended():
+            wait((call,), _LOOK_PERIOD_S)
+        wait((call,), _LAST_CALL_S)
+        return call.done()
+
+    def _leave(self, drain_timeout_s: float) -> None:
+        """Deleting the application is what drains it. Serve's own shutdown is left out: there is nothing left
+        that it would spare, and it ends with Ray reporting the controller's death as an error.
+        """
         import ray
         from ray import serve
 
-        ours = processes_of_run(self._run_dir, os.getpid())
         try:
             if ray.is_initialized():
                 self._tell_end(drain_timeout_s)
                 serve.delete(APP_NAME)
                 self._take_back()
-        except Exception:  # noqa: BLE001 - logged, and the processes are ended below whatever it was
+        except ray.exceptions.RayError as error:
+            _log.warning("Ray ended before the application did (%s)", type(error).__name__)
+        except Exception:  # noqa: BLE001 - logged, and the processes are ended whatever it was
             _log.exception("Ray Serve did not stop the application; ending its processes")
         finally:
             ray.shutdown()
-        ours |= processes_of_run(self._run_dir, os.getpid())
-        for process in end_processes(ours, _END_GRACE_S):
-            _log.warning("process %d had to be killed", process.pid)
-        self._thread.shutdown()
 
     def _tell_end(self, drain_timeout_s: float) -> None:
         """The routers read it in the registry. If that is away, what is open at the end is cut instead of

@@ -7,7 +7,9 @@ reaction to signals. Main thread only.
 from __future__ import annotations
 
 import os
+import sys
 import time
+from typing import NoReturn
 
 import psutil
 from rich.console import Console
@@ -67,7 +69,17 @@ def serve(config: BatonConfig, console: Console) -> int:
         _stop(cluster, config, console, stopper)
         if not has_failed:
             remove_run_directory(run_dir)
-    return 1 if has_failed else 0
+    status = 1 if has_failed else 0
+    if cluster is not None and cluster.is_stuck:
+        _leave_at_once(status)
+    return status
+
+
+def _leave_at_once(status: int) -> NoReturn:
+    """Without what Python and Ray do at the end: they would wait for a call that nobody answers."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def base_url(host: str, port: int) -> str:
@@ -91,6 +103,7 @@ def _start(
 ) -> None:
     with steps.step("starting Ray"):
         cluster.start()
+    stopper.install()  # Ray's core has put a handler before ours that prints a stack
     from cluster.app import build_application
 
     with steps.step("starting router and workers") as tell:
