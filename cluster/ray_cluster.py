@@ -94,7 +94,7 @@ class RayCluster:
             "_temp_dir": str(self._run_dir / "r"),
         }
         logging.getLogger("ray._private.worker").addFilter(_is_no_news)
-        with _sigint_kept_from_children():
+        with _signals_kept_from_children():
             ray.init(
                 address=self._address,
                 namespace=NAMESPACE,
@@ -174,8 +174,8 @@ class RayCluster:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a call into Ray hangs that nobody answers any more: who waits for it, as Python does when it
-        ends, waits for a minute.
+        """Whether a call into Ray hangs that nobody answers any more: who waits for it, as Python does at its
+        end, waits for a minute.
         """
         return any(call is not None and not call.done() for call in (self._starting, self._leaving))
 
@@ -245,11 +245,11 @@ def _own_words(report: str) -> str:
 
 
 @contextmanager
-def _sigint_kept_from_children() -> Iterator[None]:
-    """Ctrl-C goes to the whole process group. Processes started inside have it blocked, so that only this one
-    acts on it.
+def _signals_kept_from_children() -> Iterator[None]:
+    """Ctrl-C goes to the whole process group, and so may SIGTERM. Processes started inside have both blocked,
+    so that only this one acts on them: Ray's GCS goes deaf at SIGTERM while its process stays.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
