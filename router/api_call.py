@@ -66,7 +66,12 @@ def completion_call(
     if len(body.prompt) > config.max_prompts:
         raise InvalidRequest(f"at most {config.max_prompts} prompts are allowed", param="prompt")
     return ApiCall(
-        prompts=tuple(_prompt(item, model, max_context, body.echo) for item in body.prompt),
+        prompts=tuple(
+            _prompt(
+                item, model, max_context, body.echo, f"prompt[{index}]" if len(body.prompt) > 1 else "prompt"
+            )
+            for index, item in enumerate(body.prompt)
+        ),
         param="prompt",
         n=body.n,
         sampling=_sampling(
@@ -114,22 +119,24 @@ def chat_call(body: ChatBody, model: ServedModel, config: RouterConfig, max_cont
     )
 
 
-def _prompt(item: str | tuple[int, ...], model: ServedModel, max_context: int, is_echoed: bool) -> Prompt:
+def _prompt(
+    item: str | tuple[int, ...], model: ServedModel, max_context: int, is_echoed: bool, param: str
+) -> Prompt:
     tokenizer = model.tokenizer
     if isinstance(item, str):
-        ids = _encode(tokenizer.encode_prompt, item, max_context, "prompt")
+        ids = _encode(tokenizer.encode_prompt, item, max_context, param)
         bos = tokenizer.bos_token_id
         has_bos = bos is not None and ids[:1] == (bos,)
         return Prompt(ids, item, has_bos and not item.startswith(tokenizer.named_tokens["bos_token"]))
     if len(item) > max_context:
         raise ContextTooLong(
             f"the maximum context length is {max_context} tokens, the prompt has {len(item)}",
-            param="prompt",
+            param=param,
             max_context=max_context,
             num_prompt_tokens=len(item),
         )
     if not 0 <= min(item) <= max(item) < model.vocab_size:
-        raise InvalidRequest(f"prompt: token ids must lie in 0..{model.vocab_size - 1}", param="prompt")
+        raise InvalidRequest(f"{param}: token ids must lie in 0..{model.vocab_size - 1}", param=param)
     return Prompt(item, tokenizer.bytes.text(item) if is_echoed else "")
 
 
@@ -140,7 +147,7 @@ def _encode(encode: Callable[[str], list[int]], text: str, max_context: int, par
     except InvalidRequest as error:
         raise InvalidRequest(error.message, param=param) from error
     if not ids:
-        raise InvalidRequest("the prompt is empty: it has no tokens", param=param)
+        raise InvalidRequest(f"{param}: the prompt is empty, it has no tokens", param=param)
     return ids
 
 

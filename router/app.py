@@ -134,6 +134,7 @@ def create_app(
             Route("/admin/role", RoleRoute(table, roles, tenants).answer, methods=["POST"]),
             Route("/admin/drain", DrainRoute(table, drains, tenants, clock).answer, methods=["POST"]),
             Route("/v1/models", pages.models),
+            Route("/v1/models/", pages.models),
             Route("/v1/models/{model_id:path}", pages.model),
             Route("/health", pages.health),
             Route("/ready", pages.ready),

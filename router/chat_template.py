@@ -21,7 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from core.errors import InvalidConfig, InvalidRequest
 from router.model_files import read_json_object
 
-_RESERVED = frozenset({"messages", "add_generation_prompt", "tools", "documents"})
+_RESERVED = frozenset({"self", "messages", "add_generation_prompt", "tools", "documents"})
 
 # ends in a space: a template that trims messages is told by the space it took away
 _END_OF_PREFIX = "\ufdd0end-of-prefix\ufdd0 "

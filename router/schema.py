@@ -109,6 +109,8 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
             raise ValueError("keys must be token ids")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise ValueError("values must be numbers between -100 and 100")
+        if int(key) in found:
+            raise ValueError(f"token id {int(key)} is given twice")
         found[int(key)] = float(bias)
     return tuple(sorted(found.items()))
 

@@ -1,7 +1,8 @@
 """StopMatcher: finds stop strings in a growing text, wherever token borders fall.
 
 Owns one automaton state per stop string (Knuth, Morris, Pratt 1977), so each character is looked at once and
-the answer does not depend on how the text is cut into pieces. One per sample; used on the event loop.
+the answer does not depend on how the text is cut into pieces. One per sample; the automata are made once for
+all samples of a call. Used on the event loop.
 """
 
 from __future__ import annotations
@@ -18,15 +19,23 @@ class StopMatch:
     end: int
 
 
-class StopMatcher:
-    """The match that completes first wins; of several that complete at one character, the longest."""
+class StopStrings:
+    """Stop strings and their automata. Immutable."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         """`stops` must not hold an empty string."""
         assert all(stops)
-        self._stops = tuple(stops)
-        self._fallbacks = [_fallback(stop) for stop in self._stops]
-        self._states = [0] * len(self._stops)
+        self.stops = tuple(stops)
+        self.fallbacks = [_fallback(stop) for stop in self.stops]
+        self.first_characters = frozenset(stop[0] for stop in self.stops)
+
+
+class StopMatcher:
+    """The match that completes first wins; of several that complete at one character, the longest."""
+
+    def __init__(self, strings: StopStrings) -> None:
+        self._strings = strings
+        self._states = [0] * len(strings.stops)
         self._num_chars = 0
 
     @property
@@ -38,13 +47,15 @@ class StopMatcher:
 
     def feed(self, text: str, is_armed: bool = True) -> StopMatch | None:
         """Append `text`. A match that completes while not armed does not count, its text is ordinary text."""
-        if not self._stops:
+        strings = self._strings
+        if strings.first_characters.isdisjoint(text) and not any(self._states):
+            self._num_chars += len(text)
             return None
         for offset, character in enumerate(text):
             longest = 0
-            for index, stop in enumerate(self._stops):
+            for index, stop in enumerate(strings.stops):
                 state = self._states[index]
-                fallback = self._fallbacks[index]
+                fallback = strings.fallbacks[index]
                 while state and stop[state] != character:
                     state = fallback[state]
                 state += stop[state] == character

@@ -8,22 +8,26 @@ shapes. One per sample; used on the event loop.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from core.request import FinishReason, TokenDelta, TokenLogprob
 from router.detokenizer import Detokenizer
-from router.stops import StopMatch, StopMatcher
+from router.stops import StopMatch, StopMatcher, StopStrings
 from router.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """What the client wants to see of the tokens."""
+    """What the client wants to see of the tokens. `stop_strings`: what all samples' matchers share."""
 
     stops: tuple[str, ...] = ()
     is_stop_included: bool = False
     is_special_skipped: bool = True
     min_tokens: int = 0
+    stop_strings: StopStrings = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop_strings", StopStrings(self.stops))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class SampleText:
         self._settings = settings
         self._sample_index = sample_index
         self._detokenizer = Detokenizer()
-        self._matcher = StopMatcher(settings.stops)
+        self._matcher = StopMatcher(settings.stop_strings)
         self._held = ""
         self._num_released = 0
         self._waiting: deque[TextLogprob] = deque()

@@ -25,6 +25,7 @@ async def test_the_served_model_is_listed_and_no_other_is_known() -> None:
         listed = (await api.http.get("/v1/models")).json()
         assert listed["object"] == "list"
         assert [model["id"] for model in listed["data"]] == ["toy"]
+        assert (await api.http.get("/v1/models/")).json() == listed
         assert (await api.http.get("/v1/models/toy")).json() == listed["data"][0]
         error_message(await api.http.get("/v1/models/a/b"), 404, "model", "model_not_found")
 

@@ -61,8 +61,9 @@ async def test_unknown_paths_and_methods_have_an_error_body_too() -> None:
     ("fields", "param"),
     [
         ({"prompt": ""}, "prompt"),
-        ({"prompt": ["the", ""]}, "prompt"),
+        ({"prompt": ["the", ""]}, "prompt[1]"),
         ({"prompt": [999]}, "prompt"),
+        ({"prompt": [[1], [2], [999]]}, "prompt[2]"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": ["a"] * 9}, "prompt"),
         ({"n": 5}, "n"),

@@ -98,9 +98,10 @@ def test_extra_variables_reach_the_template_but_not_the_reserved_names() -> None
     assert (
         template.render([_USER], add_generation_prompt=True, variables={"enable_thinking": False}) == "False"
     )
-    for name in ("messages", "bos_token"):
-        with pytest.raises(InvalidRequest):
+    for name in ("messages", "bos_token", "self"):
+        with pytest.raises(InvalidRequest, match=name) as caught:
             template.render([_USER], add_generation_prompt=True, variables={name: "x"})
+        assert caught.value.details["param"] == f"chat_template_kwargs.{name}"
 
 
 def test_where_the_template_comes_from(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_nulls_mean_absent() -> None:
         ("logit_bias", []),
         ("logit_bias", {"x": 1}),
         ("logit_bias", {"1": 101}),
+        ("logit_bias", {"100": 1, "0100": -1}),
         ("logit_bias", {"-1": 1}),
         ("logit_bias", {"1": True}),
         ("presence_penalty", 2.5),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.stops import StopMatch, StopMatcher
+from router.stops import StopMatch, StopMatcher, StopStrings
 
 _letters = st.text("ab", max_size=24)
 _stops = st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=3)
@@ -24,7 +24,7 @@ def _first_completed(text: str, stops: list[str]) -> StopMatch | None:
 def test_the_match_does_not_depend_on_how_the_text_is_cut(
     text: str, stops: list[str], sizes: list[int]
 ) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     found, position, turn = None, 0, 0
     while found is None and position < len(text):
         size = sizes[turn % len(sizes)]
@@ -36,7 +36,7 @@ def test_the_match_does_not_depend_on_how_the_text_is_cut(
 
 @given(_letters, _stops)
 def test_what_is_held_is_the_longest_ending_that_may_still_become_a_stop(text: str, stops: list[str]) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     if matcher.feed(text) is None:
         candidates = [
             size
@@ -47,13 +47,13 @@ def test_what_is_held_is_the_longest_ending_that_may_still_become_a_stop(text: s
 
 
 def test_an_unarmed_match_does_not_count_but_its_end_may_begin_another() -> None:
-    matcher = StopMatcher(["aba"])
+    matcher = StopMatcher(StopStrings(["aba"]))
     assert matcher.feed("aba", is_armed=False) is None
     assert matcher.num_held == 1
     assert matcher.feed("ba", is_armed=True) == StopMatch(2, 5)
 
 
 def test_without_stops_nothing_is_held() -> None:
-    matcher = StopMatcher([])
+    matcher = StopMatcher(StopStrings([]))
     assert matcher.feed("anything") is None
     assert matcher.num_held == 0

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.request import FinishReason, TokenDelta, TokenLogprob
+from router import stops
+from router.stops import _fallback as fallback_of
 from router.text import SampleText, TextDelta, TextSettings
 from tests.unit.router import vocabularies
 
@@ -147,3 +150,26 @@ def test_a_stop_string_wins_over_the_length_reached_by_the_same_token() -> None:
 def test_half_a_character_at_the_end_is_replaced() -> None:
     token_ids = _TOKENIZER.encode_rendered("🦙")[:1]
     assert _joined(_read(TextSettings(), _deltas(token_ids, [1])))[0] == "�"
+
+
+def test_what_stop_strings_cost_is_paid_once_for_all_samples_of_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def counting(stop: str) -> list[int]:
+        made.append(stop)
+        return fallback_of(stop)
+
+    monkeypatch.setattr(stops, "_fallback", counting)
+    settings = TextSettings(stops=("the end", "cd" * 500))
+    samples = [SampleText(_TOKENIZER.bytes, settings, index) for index in range(50)]
+    assert made == list(settings.stops)
+    # and each sample has a state of its own
+    first, second = (
+        [TokenDelta(index, 0, tuple(_TOKENIZER.encode_prompt(text))) for text in texts]
+        for index, texts in enumerate((("x the", " end"), ("y the", " rise")))
+    )
+    assert [samples[0].feed(delta).text for delta in first] == ["x ", ""]
+    assert samples[0].finish_reason is FinishReason.STOP
+    assert "".join(samples[1].feed(delta).text for delta in second) == "y the rise"
