@@ -1,8 +1,9 @@
 """A local Ray cluster with Serve in it: started, watched until the application runs, taken down without a
 trace.
 
-Owns the order of start and stop and the processes in between. Knows nothing of models or requests. Everything
-here runs on the main thread of `baton serve`; Ray is imported only after its environment is set.
+Owns the order of start and stop and the processes in between. Knows nothing of models or requests. Called on
+the main thread of `baton serve`; Ray's start and end run on one of their own. Ray is imported only after its
+environment is set.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ import logging
 import os
 import re
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from typing import Any
+
+import psutil
 
 from cluster.config import BatonConfig, ClusterConfig
 from cluster.ports import free_ports
@@ -29,7 +34,7 @@ OBJECT_STORE_BYTES = 80 * 2**20  # nothing of ours goes through it; Ray's minimu
 _LOGICAL_CPUS = (
     64  # our actors ask for none by default: placing them is not a question of cores on one machine
 )
-_END_GRACE_S = 5.0
+_END_GRACE_S = 0.5  # all that was to be saved is; what Ray has started has SIGTERM blocked
 _CALL_TIMEOUT_S = 5.0
 _LOOK_PERIOD_S = 0.1
 # without Ray's daemons a call that is under way may still come to its own end
@@ -169,7 +174,7 @@ class RayCluster:
             self._is_done(self._leaving)
         ours |= processes_of_run(self._run_dir, os.getpid())
         for process in end_processes(ours, _END_GRACE_S):
-            _log.warning("process %d had to be killed", process.pid)
+            _log.info("process %d had to be killed", process.pid)
         self._thread.shutdown(wait=not self.is_stuck)
 
     @property
@@ -203,7 +208,21 @@ class RayCluster:
         except Exception:  # noqa: BLE001 - logged, and the processes are ended whatever it was
             _log.exception("Ray Serve did not stop the application; ending its processes")
         finally:
+            if self._address == "local":
+                Thread(target=self._end_daemons, name="ray-end", daemon=True).start()
             ray.shutdown()
+
+    def _end_daemons(self) -> None:
+        """SIGKILL, once we have left: they have SIGTERM blocked, and Ray would wait a second for each."""
+        import ray
+
+        while ray.is_initialized():
+            time.sleep(_LOOK_PERIOD_S)
+        me = os.getpid()
+        for process in processes_of_run(self._run_dir, me):
+            with suppress(psutil.NoSuchProcess):
+                if process.ppid() == me:
+                    process.kill()
 
     def _tell_end(self, drain_timeout_s: float) -> None:
         """The routers read it in the registry. If that is away, what is open at the end is cut instead of
