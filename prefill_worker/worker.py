@@ -301,6 +301,9 @@ class PrefillWorker:
 
     def _admit(self, prompt: Prompt) -> None:
         self._load_news.arrived()
+        if self._loop.is_draining:
+            # it came before the drain and is heard of behind it: whoever waits for the end counts on no more
+            raise WorkerDraining("the worker takes no new work")
         self._loop.admit(prompt)
 
     def _abandon_all(self, error: ServingError) -> None:

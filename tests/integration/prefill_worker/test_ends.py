@@ -185,6 +185,20 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(make_site: Mak
     await site.settle()
 
 
+async def test_a_prompt_that_comes_just_before_its_worker_leaves_is_refused_and_holds_nothing(
+    make_site: MakeSite,
+) -> None:
+    site = await make_site()
+    # both in one turn of the loop: the call has passed the door, and is heard of behind the drain
+    call = asyncio.create_task(site.worker.prefill(site.job(prompt_ids(40))))
+    leaving = asyncio.create_task(site.worker.leave(5.0))
+    with pytest.raises(WorkerDraining):
+        await call
+    assert await leaving
+    assert site.runner.cache.allocator.num_held == 0
+    assert site.worker.num_calls == 0
+
+
 async def test_what_a_drain_cannot_finish_in_time_is_given_back(make_site: MakeSite) -> None:
     site = await make_site(token_budget=1)
     job = site.job(prompt_ids(LONG))

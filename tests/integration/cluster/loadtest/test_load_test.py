@@ -116,7 +116,8 @@ async def test_a_closed_loop_keeps_its_number_of_clients(server: OddServer) -> N
                            window={"num_requests": 30})  # fmt: skip
     summary = report.steps[0].summary
     assert (report.steps[0].concurrency, summary.num_completed) == (3, 30)
-    spans = [(row.due_s, row.due_s + row.e2e_s) for row in report.detail.rows]
+    # a row's times are rounded to 10 µs: an answer's end may seem to come after the next one's beginning
+    spans = [(row.due_s, row.due_s + row.e2e_s - 2e-5) for row in report.detail.rows]
     assert max(sum(begin <= moment < end for begin, end in spans) for moment, _ in spans) == 3
 
 
