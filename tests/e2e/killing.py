@@ -19,7 +19,7 @@ from tests.e2e.client import COMPLETIONS, Client
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import System
 from tests.e2e.reference import Ledger, check_greedy
-from tests.e2e.scrape import scrape, wait_until
+from tests.e2e.scrape import scrape_anything, wait_until
 from tests.e2e.seeded import Settings, check_sampled
 
 RECOVERY_S = 120.0
@@ -30,7 +30,9 @@ def wait_whole(system: System) -> None:
     wanted = {"prefill": system.profile.num_prefill, "decode": system.profile.num_decode}
 
     def missing() -> str:
-        reading = scrape(system.client)
+        reading = scrape_anything(system.client)
+        if not reading.has_workers:
+            return "no worker's series"
         counts = reading.by_label(telemetry.WORKERS, "role", state="alive")
         short = {role: counts.get(role, 0) for role in wanted if counts.get(role, 0) < wanted[role]}
         return f"workers {short}" if short else reading.why_not_idle()

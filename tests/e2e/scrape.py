@@ -57,6 +57,11 @@ class Scrape:
         }
 
     @property
+    def has_workers(self) -> bool:
+        """Whether any worker's series are in it."""
+        return telemetry.NUM_RUNNING in self.families
+
+    @property
     def num_running(self) -> float:
         return self.value(telemetry.NUM_RUNNING)
 
@@ -88,10 +93,17 @@ class Scrape:
 
 
 def scrape(client: Client) -> Scrape:
+    """With the series of workers in it."""
+    reading = scrape_anything(client)
+    names = sorted(reading.families)
+    assert reading.has_workers, f"no {telemetry.NUM_RUNNING} in the scrape: {names}"
+    return reading
+
+
+def scrape_anything(client: Client) -> Scrape:
+    """Perhaps of a moment at which no worker answers."""
     text, seconds = client.metrics_text()
-    families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert telemetry.NUM_RUNNING in families, f"no {telemetry.NUM_RUNNING} in the scrape: {sorted(families)}"
-    return Scrape(families, seconds)
+    return Scrape({family.name: family for family in text_string_to_metric_families(text)}, seconds)
 
 
 def wait_until(condition: Callable[[], str], timeout_s: float, every_s: float = 0.1) -> float:
