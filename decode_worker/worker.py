@@ -231,7 +231,7 @@ class DecodeWorker:
         await self._thread.call(partial(self._loop.cancel, job))
 
     def watch(self) -> AsyncGenerator[WatchEvent, None]:
-        """The digest of the cached blocks, then numbered changes and a status each second."""
+        """The digest of the cached blocks, then numbered changes, and a status as sequences come or go."""
         return self._feed.subscribe()
 
     async def snapshot(self, job: SnapshotJob) -> BlockPage:

@@ -270,7 +270,7 @@ class PrefillWorker:
             self._thread.post(partial(self._loop.refuse_late, job.ticket_id, _LATE_PREFILL_S))
 
     def watch(self) -> AsyncGenerator[WatchEvent, None]:
-        """The digest of the cached blocks, then numbered changes and a status each second."""
+        """The digest of the cached blocks, then numbered changes, and a status as sequences come or go."""
         return self._feed.subscribe()
 
     async def snapshot(self, job: SnapshotJob) -> BlockPage:

@@ -47,7 +47,7 @@ class WorkerSurface(Protocol):
         ...
 
     def watch(self) -> AsyncIterator[WatchEvent]:
-        """The digest of the cached blocks, then numbered changes and a status each second, until the worker
+        """The digest of the cached blocks, then numbered changes and a status now and then, until the worker
         is gone.
         """
         ...

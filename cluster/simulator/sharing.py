@@ -42,7 +42,7 @@ class _Step:
     left_s: float
     factor: float
     at: float
-    was_always_beside: bool
+    began_beside: bool
     was_ever_beside: bool = False
     rate: float = 1.0
     number: int = 0
@@ -89,9 +89,9 @@ class Host:
         del self._steps[worker]
         self._ended_at[worker] = now
         self._plan(now)
-        if step.was_always_beside and self.is_busy(now, worker):
+        if step.began_beside and self.is_busy(now, worker):
             return True
-        return None if step.was_always_beside or step.was_ever_beside else False
+        return None if step.began_beside or step.was_ever_beside else False
 
     def _get_on(self, now: float) -> None:
         """All steps have got as far as they are now."""

@@ -16,6 +16,7 @@ from engine.running_step import RunningStep
 from engine.step import StepPlan
 from tests.doubles import FakeClock, settle
 from tests.integration.decode_worker.conftest import Answer, MakeSite, Site, prompt_ids
+from tests.integration.told_loads import watched
 from tests.oracle import oracle_greedy
 
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
@@ -306,21 +307,13 @@ async def test_a_sequence_that_has_ended_is_out_of_the_load_long_before_the_next
     make_site: MakeSite,
 ) -> None:
     site = await make_site(status_period_s=600.0)
-    told: list[tuple[int, int]] = []
-
-    async def watch() -> None:
-        async for event in site.worker.watch():
-            if event.status is not None:
-                told.append((event.status.num_waiting, event.status.num_running))
-
-    watching = asyncio.create_task(watch())
-    for seed in (1, 2):
-        await site.until(lambda: bool(told) and told[-1] == (0, 0))
-        told.clear()
-        await site.answer(site.job(site.request(prompt_ids(40, seed=seed), request_id=f"r{seed}")))
-        assert any(sum(counts) for counts in told), "it was in the load"
-    await site.until(lambda: told[-1] == (0, 0))
-    watching.cancel()
+    async with watched(site.worker) as told:
+        for seed in (1, 2):
+            await site.until(lambda: bool(told) and told[-1] == (0, 0))
+            told.clear()
+            await site.answer(site.job(site.request(prompt_ids(40, seed=seed), request_id=f"r{seed}")))
+            assert any(sum(counts) for counts in told), "it was in the load"
+        await site.until(lambda: told[-1] == (0, 0))
 
 
 async def test_the_announcement_says_what_is_served(make_site: MakeSite) -> None:

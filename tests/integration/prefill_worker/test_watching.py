@@ -8,6 +8,7 @@ from core.block_hash import NUM_PARTS
 from core.jobs import SnapshotJob
 from tests.doubles import FakeClock
 from tests.integration.prefill_worker.conftest import MakeSite, prompt_ids
+from tests.integration.told_loads import watched
 
 
 async def test_watching_shows_the_cached_blocks_and_the_load(make_site: MakeSite) -> None:
@@ -59,22 +60,13 @@ async def test_a_prompt_that_has_been_read_is_out_of_the_load_long_before_the_ne
     make_site: MakeSite,
 ) -> None:
     site = await make_site(status_period_s=600.0)
-    told: list[tuple[int, int]] = []
-
-    async def watch() -> None:
-        async for event in site.worker.watch():
-            if event.status is not None:
-                told.append((event.status.num_waiting, event.status.num_running))
-
-    watching = asyncio.create_task(watch())
-    for seed in (1, 2):
-        await site.until(lambda: bool(told) and told[-1] == (0, 0))
-        told.clear()
-        job = site.job(prompt_ids(40, seed=seed), request_id=f"read {seed}")
-        await site.worker.prefill(job)
-        await site.until(lambda: any(sum(counts) for counts in told))
-    await site.until(lambda: told[-1] == (0, 0))
-    watching.cancel()
+    async with watched(site.worker) as told:
+        for seed in (1, 2):
+            await site.until(lambda: bool(told) and told[-1] == (0, 0))
+            told.clear()
+            await site.worker.prefill(site.job(prompt_ids(40, seed=seed), request_id=f"read {seed}"))
+            await site.until(lambda: any(sum(counts) for counts in told))
+        await site.until(lambda: told[-1] == (0, 0))
     await site.settle()
 
 
