@@ -34,7 +34,7 @@ def test_a_long_prompt_is_not_read_again_when_its_decode_worker_dies(fleet: Flee
             system.client,
             body(ids, NUM_TOKENS),
             20,
-            lambda: on_ray.busiest(on_ray.workers(system, "decode"), 0.2).kill(),
+            lambda _: on_ray.busiest(on_ray.workers(system, "decode"), 0.2).kill(),
         )
         check(fleet, ids, watched.answer, NUM_TOKENS, None, "decode killed")
         after = scrape(system.client)

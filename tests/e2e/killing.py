@@ -23,6 +23,7 @@ from tests.e2e.scrape import scrape_anything, wait_until
 from tests.e2e.seeded import Settings, check_sampled
 
 RECOVERY_S = 120.0
+DECODE_WORKER = "x-baton-decode-worker"
 
 
 def wait_whole(system: System) -> None:
@@ -69,17 +70,19 @@ def read_stream(
     client: Client,
     request: dict[str, Any],
     after_events: int = 0,
-    act: Callable[[], object] | None = None,
+    act: Callable[[str], object] | None = None,
     timeout_s: float = 200.0,
 ) -> Watched:
-    """Read a stream to its end; `act` is done once `after_events` events are there."""
+    """Read a stream to its end; once `after_events` events are there, `act` is done with the id of the decode
+    worker that it began on.
+    """
     with client.open(COMPLETIONS, request) as connection:
         response = connection.read_head()
         assert response.status == 200, response.status
         deadline = time.monotonic() + timeout_s
         for _ in connection.pieces(response):
             if act is not None and response.body.count(b"data: ") >= after_events:
-                act()
+                act(response.headers[DECODE_WORKER])
                 act = None
             assert time.monotonic() < deadline, "the stream hangs"
         assert act is None, "the stream ended before anything was killed"

@@ -44,8 +44,11 @@ def test_streams_of_a_drained_worker_end_or_move_and_another_worker_takes_its_pl
     is_under_way = threading.Barrier(NUM_STREAMS + 1)
     watched: list[Watched] = []
 
+    def under_way(_: str) -> None:
+        is_under_way.wait()
+
     def read() -> None:
-        watched.append(read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, is_under_way.wait))
+        watched.append(read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, under_way))
 
     readers = [threading.Thread(target=read) for _ in range(NUM_STREAMS)]
     for reader in readers:

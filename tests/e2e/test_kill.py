@@ -30,7 +30,7 @@ def system(fleet: Fleet) -> System:
 
 def test_nobody_notices_that_the_registry_is_killed(fleet: Fleet, system: System) -> None:
     wait_whole(system)
-    watched = read_stream(system.client, body(PROMPT, 60), 5, lambda: on_ray.registry(system).kill())
+    watched = read_stream(system.client, body(PROMPT, 60), 5, lambda _: on_ray.registry(system).kill())
     check(fleet, PROMPT, watched.answer, 60, None, "registry killed")
     start = time.monotonic()
     assert system.client.complete(PROMPT, max_tokens=4, temperature=0).num_tokens == 4
@@ -66,7 +66,7 @@ def test_a_request_completes_although_its_prefill_worker_is_killed(fleet: Fleet,
 def test_a_stream_goes_on_with_the_same_tokens_when_its_decode_worker_is_killed(
     fleet: Fleet, system: System, settings: Settings | None
 ) -> None:
-    def kill_the_one_that_works() -> None:
+    def kill_the_one_that_works(_: str) -> None:
         on_ray.busiest(on_ray.workers(system, "decode"), 0.2).kill()
 
     # beside other work on the machine the idle worker may have been the busier one: then once more
@@ -97,7 +97,7 @@ def kill_all_workers(system: System) -> None:
 
 def test_without_any_decode_worker_a_stream_goes_on_all_the_same(fleet: Fleet, system: System) -> None:
     wait_whole(system)
-    watched = read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, lambda: kill_all_decode(system))
+    watched = read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, lambda _: kill_all_decode(system))
     check(fleet, PROMPT, watched.answer, NUM_TOKENS, None, "all decode workers killed")
 
 

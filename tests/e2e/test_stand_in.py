@@ -39,7 +39,7 @@ def test_a_prefill_worker_goes_on_with_the_streams_of_the_killed_decode_workers_
     before = scrape(system.client)
     with watching_readiness(system) as seen:
         killed_at = time.monotonic()
-        watched = read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, lambda: kill_all_decode(system))
+        watched = read_stream(system.client, body(PROMPT, NUM_TOKENS), 10, lambda _: kill_all_decode(system))
     check(fleet, PROMPT, watched.answer, NUM_TOKENS, None, "all decode workers killed")
     assert not seen.refusals
     assert not seen.others

@@ -34,7 +34,7 @@ def test_a_stream_of_a_stopped_decode_worker_goes_on_with_the_same_tokens(
     """Longer than it takes to notice: another one goes on. Shorter: a pause and nothing else, or the same."""
     stopped = []
 
-    def stop_the_one_that_works() -> None:
+    def stop_the_one_that_works(_: str) -> None:
         stopped.append(on_ray.busiest(on_ray.workers(system, "decode"), 0.2))
         stopped[-1].send_signal(signal.SIGSTOP)
         if asleep_s < 3.0:
