@@ -1,13 +1,15 @@
 """The simulator against the real service on this machine, as ratios.
 
-`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--patience 0] [--out DIR]` starts
-`baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`), sends
-workloads to it (`baton loadtest`) and simulates them at those prices (`baton simulate`): `random`, prompts of
-32 to 384 tokens that share nothing, `prefix`, prompts that begin with one of four texts of 512 tokens, and
-`answers`, short prompts and long answers. Their rates are a part of what the prices allow. Prints what each
-side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the median of the rounds. Exit
-status 1: something lies outside. Needs the machine for itself, and says how much of it others used;
-`--patience` waits for that, and repeats what others disturbed.
+`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--plan auto] [--patience 0] [--out DIR]`
+starts `baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`),
+sends workloads to it (`baton loadtest`) and simulates them at those prices (`baton simulate`): `random`,
+prompts of 32 to 384 tokens that share nothing, `prefix`, prompts that begin with one of four texts of 512
+tokens, and `answers`, short prompts and long answers. Their rates are a part of what the prices allow. Prints
+what each side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the median of the
+rounds. Exit status 1: something lies outside. `--plan`: of the router, on both sides; where two workers share
+their cores both roads cost alike, and what a router has learned decides which one it takes. Needs the machine
+for itself, and says how much of it others used; `--patience` waits for that, and repeats what others
+disturbed.
 """
 
 from __future__ import annotations
@@ -188,9 +190,12 @@ def judged(name: str, rounds: list[list[Compared]]) -> bool:
     return is_near
 
 
-async def measure(folder: Path, seconds: float, rounds: int, drain_s: float, patience: Patience) -> bool:
+async def measure(
+    folder: Path, seconds: float, rounds: int, plan: str, drain_s: float, patience: Patience
+) -> bool:
     """Start, measure, send, stop; then simulate and compare."""
-    profile_file, spec = folder / "profile.json", ServerSpec("baton", SERVE, ready="/ready")
+    routing = f"--router.plan={plan}"
+    profile_file, spec = folder / "profile.json", ServerSpec("baton", f"{SERVE} {routing}", ready="/ready")
     pairs: dict[str, list[tuple[Path, Path]]] = {load.name: [] for load in LOADS}
     async with running(spec, folder / "serve.log") as endpoint:
         url = f"http://{HOST}:{endpoint.port}"
@@ -206,7 +211,7 @@ async def measure(folder: Path, seconds: float, rounds: int, drain_s: float, pat
                 real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
                 sent = ("--duration", str(WARM_UP_S + seconds), "--drain", str(drain_s), "--out", str(real))
                 await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))
-                played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual))
+                played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual), routing)
                 await asyncio.to_thread(call, "simulate", *limits, *played)
                 pairs[load.name].append((real, virtual))
     print("| workload | | measured | simulated | simulated : measured | each round | |")
@@ -254,6 +259,7 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="of each workload")
     parser.add_argument("--rounds", type=int, default=1, help="how often each, with other arrivals")
+    parser.add_argument("--plan", choices=("auto", "remote", "local"), default="auto", help="of the router")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds for the last answers")
     parser.add_argument("--out", type=Path, help="folder for reports, profile, traces; default: a new one")
     parser.add_argument("--patience", type=float, default=0.0, help="seconds to wait for a quiet machine")
@@ -261,7 +267,9 @@ def main() -> int:
     folder = options.out or Path(tempfile.mkdtemp(prefix="sim-against-real-"))
     folder.mkdir(parents=True, exist_ok=True)
     patience = Patience(options.patience)
-    is_near = asyncio.run(measure(folder, options.seconds, options.rounds, options.drain, patience))
+    is_near = asyncio.run(
+        measure(folder, options.seconds, options.rounds, options.plan, options.drain, patience)
+    )
     print(f"reports, profile and traces in {folder}")
     return 0 if is_near else 1
 
