@@ -2,14 +2,14 @@
 
 `python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--plan auto] [--patience 0] [--out DIR]`
 starts `baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`),
-sends workloads to it (`baton loadtest`) and simulates them at those prices (`baton simulate`): `random`,
-prompts of 32 to 384 tokens that share nothing, `prefix`, prompts that begin with one of four texts of 512
-tokens, and `answers`, short prompts and long answers. Their rates are a part of what the prices allow. Prints
-what each side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the median of the
-rounds. Exit status 1: something lies outside. `--plan`: of the router, on both sides; where two workers share
-their cores both roads cost alike, and what a router has learned decides which one it takes. Needs the machine
-for itself, and says how much of it others used; `--patience` waits for that, and repeats what others
-disturbed.
+sends workloads to it (`baton loadtest`), to a new service each, and simulates them at those prices (`baton
+simulate`): `random`, prompts of 32 to 384 tokens that share nothing, `prefix`, prompts that begin with one of
+four texts of 512 tokens, and `answers`, short prompts and long answers. Their rates are a part of what the
+prices allow. Prints what each side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the
+median of the rounds. Exit status 1: something lies outside. `--plan`: of the router, on both sides. Needs the
+machine for itself, and says how much of it others used; `--patience` waits for that, and repeats what others
+disturbed. A virtual machine's cores are not equally fast all the time: a prompt and a stream that run alone
+are timed before and after each part, and prices are taken times what that tells (`machine`, printed).
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks.machine_pace import Timing
 from benchmarks.servers import ServerSpec, running
 from benchmarks.streaming import HOST
 from cluster.loadtest.goodput import Slo, Summary
 from cluster.loadtest.report import from_json
-from cluster.simulator.profile import Profile, read_profile
+from cluster.simulator.profile import Profile, read_profile, write_profile
 from cluster.simulator.served_calibration import features_of_prompt
 
 BATON = str(Path(sys.executable).with_name("baton"))
@@ -193,27 +194,40 @@ def judged(name: str, rounds: list[list[Compared]]) -> bool:
 async def measure(
     folder: Path, seconds: float, rounds: int, plan: str, drain_s: float, patience: Patience
 ) -> bool:
-    """Start, measure, send, stop; then simulate and compare."""
+    """Measure prices; send each workload to a service of its own and simulate it; compare."""
     routing = f"--router.plan={plan}"
     profile_file, spec = folder / "profile.json", ServerSpec("baton", f"{SERVE} {routing}", ready="/ready")
     pairs: dict[str, list[tuple[Path, Path]]] = {load.name: [] for load in LOADS}
+    timing = Timing()
     async with running(spec, folder / "serve.log") as endpoint:
         url = f"http://{HOST}:{endpoint.port}"
         await patience.run("calibrate", "--url", url, "--out", str(profile_file))
-        profile = read_profile(profile_file)
-        for number in range(rounds):
-            for load in LOADS:
-                name = f"{load.name}-{number}"
-                trace, slo = folder / f"{name}.jsonl", load.slo(profile)
-                load.write(trace, load.rate(profile), seconds, number)
-                slos = ("--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
-                limits = ("--trace", str(trace), *slos, "--warm-up", str(WARM_UP_S))
-                real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
-                sent = ("--duration", str(WARM_UP_S + seconds), "--drain", str(drain_s), "--out", str(real))
+        before = await timing.pace(url)
+    calibrated = read_profile(profile_file)
+    then = calibrated.pace
+    assert then is not None
+    for number in range(rounds):
+        for load in LOADS:
+            name = f"{load.name}-{number}"
+            trace, profile = folder / f"{name}.jsonl", calibrated.at_pace(before)
+            slo = load.slo(profile)
+            load.write(trace, load.rate(profile), seconds, number)
+            slos = ("--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
+            limits = ("--trace", str(trace), *slos, "--warm-up", str(WARM_UP_S))
+            real, virtual = folder / f"{name}-real", folder / f"{name}-simulated"
+            sent = ("--duration", str(WARM_UP_S + seconds), "--drain", str(drain_s), "--out", str(real))
+            # new as the simulated one, of which nobody has learned anything
+            async with running(spec, folder / f"{name}.log") as endpoint:
+                url = f"http://{HOST}:{endpoint.port}"
                 await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))
-                played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual), routing)
-                await asyncio.to_thread(call, "simulate", *limits, *played)
-                pairs[load.name].append((real, virtual))
+                after = await timing.pace(url)
+            now, before = before.mean_with(after), after
+            print(f"machine: {now.told_against(then)}", flush=True)
+            prices = folder / f"{name}-profile.json"
+            write_profile(calibrated.at_pace(now), prices)
+            played = ("--profile", str(prices), "--known-lengths", "--out", str(virtual), routing)
+            await asyncio.to_thread(call, "simulate", *limits, *played)
+            pairs[load.name].append((real, virtual))
     print("| workload | | measured | simulated | simulated : measured | each round | |")
     print("| --- | --- | ---: | ---: | ---: | --- | --- |")
     results = []

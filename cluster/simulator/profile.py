@@ -6,13 +6,14 @@ reading and writing the file.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import orjson
 
 from cluster.simulator.front import FrontPrice
 from cluster.simulator.jitter import Jitter
+from cluster.simulator.machine_pace import Pace
 from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import LinkPrice, StepPrice
 from core.config import from_mapping
@@ -24,7 +25,7 @@ from core.kv_layout import KVLayout
 class Profile:
     """`typical_error`: by how much measured steps differ from their price, median of the ratios; 0 if
     nothing was measured. `sharing`: of workers on one host; None: not known. `front`: of a router. `jitter`:
-    of its steps.
+    of its steps. `pace`: of the machine when prices were measured; None: not known.
     """
 
     layout: KVLayout
@@ -36,11 +37,19 @@ class Profile:
     sharing: Sharing | None = None
     front: FrontPrice = field(default_factory=FrontPrice)
     jitter: Jitter = field(default_factory=Jitter)
+    pace: Pace | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "max_context"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
+
+    def at_pace(self, now: Pace) -> Profile:
+        """The same machine at another pace. Raises ValueError if that of the prices is not known."""
+        then = self.pace
+        if then is None:
+            raise ValueError("it is not known how fast the machine was when prices were measured")
+        return replace(self, price=now.price(then, self.price), front=now.front(then, self.front), pace=now)
 
 
 def read_profile(path: Path) -> Profile:

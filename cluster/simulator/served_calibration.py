@@ -24,6 +24,7 @@ from cluster.loadtest.settings import Target
 from cluster.simulator.fit import Measured, batch_prices, fit_price
 from cluster.simulator.front import FrontPrice
 from cluster.simulator.jitter import Jitter, spread_of
+from cluster.simulator.machine_pace import Pace, timed_pace
 from cluster.simulator.profile import Profile
 from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of, told_by
 from cluster.simulator.served_mix import Mix, Mixed, scaled, times_price
@@ -92,22 +93,43 @@ class ServedCalibration:
             longest = profile.max_context - max(asked.tails) - 1
             heads = [num for num in asked.heads if num < longest]
             behind = [step for num in heads for step in await self._read_behind(service, num, asked)]
+            pace = await timed_pace(service)
             rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
-            mixed = mixed_steps(rounds, self._chunk)
+            after_rounds = await timed_pace(service)
+            in_rounds = self._told_pace(pace.mean_with(after_rounds), pace, "beside streams")
+            slower = in_rounds.read_s / pace.read_s
+            mixed = [
+                replace(step, seconds=step.seconds / slower) for step in mixed_steps(rounds, self._chunk)
+            ]
             price, error = fit_price(steps + behind + mixed)
             price = replace(price, batches=batch_prices(steps))
             mix = await self._mix(service, asked, price)
+            in_mix = self._told_pace(after_rounds.mean_with(await timed_pace(service)), pace, "in the mix")
         sharing = profile.sharing
         if sharing is not None:
-            sharing = sharing_of(rounds, price, self._features, sharing)
+            sharing = sharing_of(rounds, in_rounds.price(pace, price), self._features, sharing)
         front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
-        steps_of_mix, reads_of_mix = mix.decoding(price), mix.reading(price, self._features, self._chunk)
+        price_then = in_mix.price(pace, price)
+        steps_of_mix = mix.decoding(price_then)
+        reads_of_mix = mix.reading(price_then, self._features, self._chunk)
         decoding, reading = times_price(steps_of_mix), times_price(reads_of_mix)
         jitter = Jitter(*(spread_of([it.ratio for it in some]) for some in (steps_of_mix, reads_of_mix)))
         self._tell(f"{len(mixed)} prompts read together with streams; {sharing}; {front}")
         self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
         price = scaled(price, decoding, reading)
-        return replace(profile, price=price, typical_error=error, sharing=sharing, front=front, jitter=jitter)
+        return replace(
+            profile,
+            price=price,
+            typical_error=error,
+            sharing=sharing,
+            front=front,
+            jitter=jitter,
+            pace=pace,
+        )
+
+    def _told_pace(self, pace: Pace, then: Pace, when: str) -> Pace:
+        self._tell(f"{when}, {pace.told_against(then)}")
+        return pace
 
     def _now(self) -> float:
         return time.perf_counter() - self._start

@@ -45,17 +45,23 @@ class Told:
 
 
 class ServedCalls:
-    """Whom is asked."""
+    """Whom is asked. Another `seed`, other prompts."""
 
     def __init__(
-        self, client: Client, target: Target, model: str, vocabulary: Vocabulary, now: Callable[[], float]
+        self,
+        client: Client,
+        target: Target,
+        model: str,
+        vocabulary: Vocabulary,
+        now: Callable[[], float],
+        seed: int = 0,
     ) -> None:
         self._client = client
         self._target = target
         self._model = model
         self._vocabulary = vocabulary
         self._now = now
-        self._chance = random.Random(0)
+        self._chance = random.Random(seed)
 
     def words(self, num_tokens: int) -> tuple[str, ...]:
         """A text that nobody has seen, for prompts to begin with."""
