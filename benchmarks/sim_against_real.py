@@ -8,8 +8,8 @@ four texts of 512 tokens, and `answers`, short prompts and long answers. Their r
 prices allow. Prints what each side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the
 median of the rounds. Exit status 1: something lies outside. `--plan`: of the router, on both sides. Needs the
 machine for itself, and says how much of it others used; `--patience` waits for that, and repeats what others
-disturbed. A virtual machine's cores are not equally fast all the time: a prompt and a stream that run alone
-are timed before and after each part, and prices are taken times what that tells (`machine`, printed).
+disturbed. A virtual machine's cores are not equally fast all the time: a prompt that is read alone
+is timed before and after each part, and prices are taken times what that tells (`machine`, printed).
 """
 
 from __future__ import annotations
@@ -222,7 +222,7 @@ async def measure(
                 await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))
                 after = await timing.pace(url)
             now, before = before.mean_with(after), after
-            print(f"machine: {now.told_against(then)}", flush=True)
+            print(f"machine: a prompt alone takes {now.slower_than(then):.2f} times what it did", flush=True)
             prices = folder / f"{name}-profile.json"
             write_profile(calibrated.at_pace(now), prices)
             played = ("--profile", str(prices), "--known-lengths", "--out", str(virtual), routing)

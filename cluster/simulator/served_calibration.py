@@ -97,7 +97,7 @@ class ServedCalibration:
             rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
             after_rounds = await timed_pace(service)
             in_rounds = self._told_pace(pace.mean_with(after_rounds), pace, "beside streams")
-            slower = in_rounds.read_s / pace.read_s
+            slower = in_rounds.slower_than(pace)
             mixed = [
                 replace(step, seconds=step.seconds / slower) for step in mixed_steps(rounds, self._chunk)
             ]
@@ -128,7 +128,7 @@ class ServedCalibration:
         )
 
     def _told_pace(self, pace: Pace, then: Pace, when: str) -> Pace:
-        self._tell(f"{when}, {pace.told_against(then)}")
+        self._tell(f"{when} a prompt alone takes {pace.slower_than(then):.2f} times what it did")
         return pace
 
     def _now(self) -> float:
