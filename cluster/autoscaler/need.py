@@ -6,11 +6,12 @@ Knows no bounds, no patience and no present number of replicas beyond those that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cluster.autoscaler.config import AutoscalingConfig
-from cluster.autoscaler.load import Load, RouterLoad, mean
+from cluster.autoscaler.load import Load, RouterLoad, WorkerLoad, mean
 from core.ids import Role
 
 # demand is not believed to grow beyond this many times what it is
@@ -66,8 +67,7 @@ class Measured:
     def after(self, load: Load) -> Measured:
         """Brought up to date by those who report."""
         decode = load.of_role(Role.DECODE)
-        # what an idle worker measured may be from quite another time
-        steps = [worker for worker in decode if worker.num_running] or decode
+        steps = self._step_news(decode)
         fresh = Measured(
             mean(worker.prefill_tokens_per_s for worker in load.of_role(Role.PREFILL)),
             mean(worker.num_kv_tokens or None for worker in decode),
@@ -84,6 +84,16 @@ class Measured:
             fresh.step_stream_s or self.step_stream_s,
             fresh.itl_s or self.itl_s,
         )
+
+    def _step_news(self, decode: Sequence[WorkerLoad]) -> Sequence[WorkerLoad]:
+        """Whose steps tell something new. What an idle worker measured may be from quite another time; and a
+        step of which the streams seem to be all, and nothing fixed, is what is left of a time when others had
+        the machine: that parts of it were known before counts for more.
+        """
+        running = [worker for worker in decode if worker.num_running]
+        if self.step_base_s is None or self.step_stream_s is None:
+            return running or decode
+        return [worker for worker in running if worker.step_base_s]
 
 
 def need_of(role: Role, load: Load, measured: Measured, config: AutoscalingConfig, lead_s: float) -> Need:

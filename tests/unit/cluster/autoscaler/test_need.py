@@ -89,6 +89,25 @@ def test_what_an_idle_worker_measured_once_does_not_count_beside_one_that_works(
     assert Measured().after(load_of(slow)).step_base_s == 0.2, "nobody knows better"
 
 
+def test_what_is_left_of_another_time_does_not_count_against_what_was_known_since() -> None:
+    """The worker that stays when a pool shrinks measured nothing since others had the machine: its streams
+    seem to be all that a step costs.
+    """
+    known = Measured().after(pair(num_running=3))
+    idle = pair(step_base_s=None, step_stream_s=0.06)
+    assert (known.after(idle).step_base_s, known.after(idle).step_stream_s) == (0.02, 0.002)
+    # nor when the next stream comes to it
+    resumed = pair(num_running=1, step_base_s=None, step_stream_s=0.06)
+    assert known.after(resumed).step_stream_s == 0.002
+    coming = RouterLoad(1, 0, 0, 0.5, 25.0, num_output_tokens=600.0, itl_s=0.022)
+    need = decode_need(replace(resumed, router=coming), known.after(resumed), CONFIG, 1.0)
+    assert need.num_workers is not None
+    assert need.num_workers < 1.0
+    # as soon as it has measured both parts itself, these count
+    news = pair(num_running=1, step_base_s=0.03, step_stream_s=0.004)
+    assert (known.after(news).step_base_s, known.after(news).step_stream_s) == (0.03, 0.004)
+
+
 def test_what_waits_for_room_in_decode_is_decodes_need() -> None:
     waiting = replace(QUIET, num_open=90, num_waiting=40, num_waiting_tokens=8000)
     full = pair(waiting, num_running=50, num_held_tokens=9500)
