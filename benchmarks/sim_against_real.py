@@ -31,9 +31,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.machine_pace import Timing
 from benchmarks.servers import ServerSpec, running
 from benchmarks.streaming import HOST
+from benchmarks.timing import Timing
 from cluster.loadtest.goodput import Slo, Summary
 from cluster.loadtest.report import from_json
 from cluster.simulator.profile import Profile, read_profile, write_profile

@@ -20,6 +20,7 @@ from tests.e2e.client import COMPLETIONS, Client, at_once
 from tests.e2e.fixtures import Report
 from tests.e2e.fleet import Fleet
 from tests.e2e.harness import ROOT, System
+from tests.e2e.killing import DECODE_WORKER
 from tests.e2e.reference import Ledger, check_greedy
 from tests.e2e.right_tokens import Comparison, short_set
 from tests.e2e.scrape import rise, scrape, wait_idle, wait_until
@@ -28,7 +29,6 @@ BLOCK = 16
 BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * BLOCK
 # workers tell the routers their load once a second; a client's second turn does not come sooner
 STATUS_S = 3.0
-DECODE = "x-baton-decode-worker"
 CLIENT_PYTHON = ROOT / ".venv-client" / "bin" / "python"
 
 
@@ -178,7 +178,7 @@ def test_a_second_turn_sends_only_the_blocks_that_its_decode_worker_lacks(
             "second turn",
             next_turn.only.logprobs,
         )
-        is_same = next_turn.response.headers[DECODE] == turn.response.headers[DECODE]
+        is_same = next_turn.response.headers[DECODE_WORKER] == turn.response.headers[DECODE_WORKER]
         num_blocks, num_known = -(-len(second) // BLOCK), (len(first) + len(output) - 1) // BLOCK
         held = num_known if is_same else 0
         assert sent == (num_blocks - held) * BLOCK_BYTES
