@@ -13,7 +13,6 @@ import asyncio
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -28,6 +27,7 @@ import yaml
 
 from benchmarks.streaming import HOST, BrokenStream, Endpoint, fetch
 from benchmarks.workloads import Workload
+from cluster.ports import free_ports
 from core.config import from_mapping
 
 _POLL_S = 0.25
@@ -125,10 +125,7 @@ async def running(spec: ServerSpec, log: Path) -> AsyncIterator[Endpoint]:
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind((HOST, 0))
-        port: int = listener.getsockname()[1]
-        return port
+    return free_ports(HOST, 1)[0]
 
 
 def _start(spec: ServerSpec, port: int, log: Path) -> subprocess.Popen[bytes]:

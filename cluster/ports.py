@@ -6,9 +6,16 @@ without an error. Owns the check that keeps them apart.
 
 from __future__ import annotations
 
+import random
 import socket
+from pathlib import Path
 
 from core.errors import InvalidConfig
+
+_SYSTEM_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST, _END = 20_000, 32_768  # above the ports of Ray's workers
+_LEAST_ROOM = 1_000
+_NUM_TRIES = 200
 
 
 def is_port_free(host: str, port: int) -> bool:
@@ -25,7 +32,29 @@ def is_port_free(host: str, port: int) -> bool:
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """`count` different ports that nobody listens on now. They are only reserved while this function runs."""
+    """`count` different ports that nobody listens on now, neither at `host` nor at all addresses. None of
+    those that the system gives to outgoing connections, where there are others: until it is bound, which may
+    be many seconds later, any connection could take it.
+    """
+    ports: list[int] = []
+    first, end = _FIRST, min(_first_of_system(), _END)
+    for _ in range(_NUM_TRIES if end - first >= _LEAST_ROOM else 0):
+        port = random.randrange(first, end)
+        if port not in ports and is_port_free(host, port) and is_port_free(_everywhere(host), port):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    return _ports_of_system(host, count)
+
+
+def _first_of_system() -> int:
+    try:
+        return int(_SYSTEM_RANGE.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return _FIRST  # not known: anywhere above
+
+
+def _ports_of_system(host: str, count: int) -> list[int]:
     probes: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -36,6 +65,10 @@ def free_ports(host: str, count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+def _everywhere(host: str) -> str:
+    return "::" if _family(host) == socket.AF_INET6 else "0.0.0.0"
 
 
 def choose_port(host: str, port: int) -> int:

@@ -19,15 +19,16 @@ _NUM_QUANTILES = 101
 @dataclass(frozen=True, slots=True)
 class Jitter:
     """How many times its price a step takes, by size, from the smallest to the largest in equal shares; the
-    mean is 1. `streaming`: of steps that only decode; `reading`: of all the steps of a prompt. Empty: as the
-    price says.
+    mean is 1. `streaming`: of steps that only decode; `reading`: of all the steps of a prompt; `chunk`: how
+    many times as long as the prompt's steps on the average one of them. Empty: as the price says.
     """
 
     streaming: tuple[float, ...] = ()
     reading: tuple[float, ...] = ()
+    chunk: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("streaming", "reading"):
+        for name in ("streaming", "reading", "chunk"):
             values = getattr(self, name)
             if any(not value >= 0.0 for value in values) or list(values) != sorted(values):
                 raise ValueError(f"{name} must not be negative, and in the order of size")
@@ -45,14 +46,14 @@ class Draws:
         self._of_prompt = 1.0
 
     def step(self, plan: StepPlan) -> float:
-        """How many times its price this step takes; the steps of one prompt agree."""
+        """How many times its price this step takes; the steps of one prompt have a part in common."""
         if not plan.chunks:
             return self.streaming()
         prompt = plan.chunks[0].sequence
         if prompt is not self._prompt:
             self._prompt = prompt
             self._of_prompt = self._drawn(self._jitter.reading)
-        return self._of_prompt
+        return self._of_prompt * self._drawn(self._jitter.chunk)
 
     def streaming(self) -> float:
         """The same, of a step that only decodes."""

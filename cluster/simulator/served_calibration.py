@@ -27,7 +27,16 @@ from cluster.simulator.jitter import Jitter, spread_of
 from cluster.simulator.machine_pace import Pace, timed_pace
 from cluster.simulator.profile import Profile
 from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of, told_by
-from cluster.simulator.served_mix import Mix, Mixed, scaled, times_price
+from cluster.simulator.served_mix import (
+    Mix,
+    Mixed,
+    ratios,
+    ratios_beside,
+    ratios_within,
+    scaled,
+    sharing_in,
+    times_price,
+)
 from cluster.simulator.served_sharing import Beside, mixed_steps, sharing_of
 from cluster.simulator.step_price import Features, StepPrice
 
@@ -55,7 +64,7 @@ class Questions:
     beside: tuple[int, ...] = (1, 2, 4)
     read_beside: tuple[tuple[int, ...], ...] = ((256,), (128, 160), (64,), (64, 384))
     runs: int = 3
-    num_mixed: int = 60
+    num_mixed: int = 90
     mixed_output: tuple[int, int] = (16, 64)
     mixed_share: float = 0.5
 
@@ -98,25 +107,34 @@ class ServedCalibration:
             after_rounds = await timed_pace(service)
             in_rounds = self._told_pace(pace.mean_with(after_rounds), pace, "beside streams")
             slower = in_rounds.slower_than(pace)
-            mixed = [
-                replace(step, seconds=step.seconds / slower) for step in mixed_steps(rounds, self._chunk)
-            ]
-            price, error = fit_price(steps + behind + mixed)
-            price = replace(price, batches=batch_prices(steps))
-            mix = await self._mix(service, asked, price)
+            beside = [at_pace(step, slower) for step in mixed_steps(rounds, self._chunk)]
+            price, _ = fit_price(steps + behind + beside)
+            mix = await self._mix(service, asked, replace(price, batches=batch_prices(steps)))
             in_mix = self._told_pace(after_rounds.mean_with(await timed_pace(service)), pace, "in the mix")
-        sharing = profile.sharing
-        if sharing is not None:
-            sharing = sharing_of(rounds, in_rounds.price(pace, price), self._features, sharing)
-        front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
-        price_then = in_mix.price(pace, price)
-        steps_of_mix = mix.decoding(price_then)
-        reads_of_mix = mix.reading(price_then, self._features, self._chunk)
-        decoding, reading = times_price(steps_of_mix), times_price(reads_of_mix)
-        jitter = Jitter(*(spread_of([it.ratio for it in some]) for some in (steps_of_mix, reads_of_mix)))
-        self._tell(f"{len(mixed)} prompts read together with streams; {sharing}; {front}")
-        self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
+        slower = in_mix.slower_than(pace)
+        reads_of_mix = mix.reading(self._features, self._chunk)
+        whole = [at_pace(read.whole, slower) for read in reads_of_mix]
+        price, error = fit_price(steps + behind + beside + whole)
+        price = replace(price, batches=batch_prices(steps))
+        steps_of_mix = [at_pace(step, slower) for step in mix.decoding()]
+        decoding, reading = times_price(price, steps_of_mix), times_price(price, whole)
         price = scaled(price, decoding, reading)
+        sharing, of_reads = profile.sharing, ratios(price, whole)
+        if sharing is not None:
+            # by the prices that a simulation charges: what a mix makes longer is not to count twice
+            sharing = sharing_of(rounds, in_rounds.price(pace, price), self._features, sharing)
+            sharing = sharing_in(mix, in_mix.price(pace, price), self._features, sharing)
+            elsewhere = mix.reading_elsewhere(self._features)
+            of_reads += ratios_beside(in_mix.price(pace, price), elsewhere, sharing.reading)
+        jitter = Jitter(
+            streaming=spread_of(ratios(price, steps_of_mix)),
+            reading=spread_of(of_reads),
+            chunk=spread_of(ratios_within(price, reads_of_mix)),
+        )
+        front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
+        self._tell(f"{len(beside)} prompts read together with streams, {len(whole)} in the mix")
+        self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
+        self._tell(f"{sharing}; {front}")
         return replace(
             profile,
             price=price,
@@ -240,6 +258,11 @@ async def _later(seconds: float, service: ServedCalls, num_tokens: int) -> Told:
     await asyncio.sleep(seconds)
     # two: who wants one only is answered by the prefill worker alone
     return await service.read(num_tokens, 2)
+
+
+def at_pace(step: Measured, slower: float) -> Measured:
+    """What it would have taken if the machine had not been so many times as slow."""
+    return Measured(step.features, step.seconds / slower)
 
 
 def typical(values: Sequence[float]) -> float:

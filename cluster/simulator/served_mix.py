@@ -7,17 +7,21 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from cluster.loadtest.record import RequestRecord
+from cluster.simulator.fit import Measured
 from cluster.simulator.served_calls import Told
 from cluster.simulator.served_sharing import features_of_chunks
+from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import Features, StepPrice
 
 _MIN_STEPS = 100
 _MIN_READS = 8
+_MIN_BESIDE = 4.0  # prompts that were read beside streams all the time, or as much of several
 _AFTER_S = 0.01  # a token that a step of a prompt has made is under way for so long at most
 
 
@@ -30,20 +34,77 @@ class Mixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
-    """What something took, and what its price says."""
+class OneRead:
+    """A prompt that was read while no other one was: all its steps together, and those of them that other
+    streams' tokens tell one by one.
+    """
 
-    took_s: float
-    priced_s: float
-
-    @property
-    def ratio(self) -> float:
-        return self.took_s / self.priced_s
+    whole: Measured
+    steps: Sequence[Measured]
 
 
-def times_price(timed: Sequence[Timed]) -> float:
-    """How many times their price they took; 1 if there are none."""
-    return sum(item.took_s for item in timed) / sum(item.priced_s for item in timed) if timed else 1.0
+@dataclass(frozen=True, slots=True)
+class ReadElsewhere:
+    """A prompt that another worker read, no other one meanwhile: all its steps, and for which part of the
+    time there were streams beside it.
+    """
+
+    whole: Measured
+    beside: float
+
+
+def ratios(price: StepPrice, measured: Sequence[Measured]) -> list[float]:
+    """How many times its price each took."""
+    return [item.seconds / price.seconds(item.features) for item in measured]
+
+
+def times_price(price: StepPrice, measured: Sequence[Measured]) -> float:
+    """How many times their price they took on the whole; 1 if there are none."""
+    if not measured:
+        return 1.0
+    return sum(item.seconds for item in measured) / sum(price.seconds(item.features) for item in measured)
+
+
+def times_beside(price: StepPrice, reads: Sequence[ReadElsewhere]) -> float:
+    """How many times as long prompts take while there are streams beside them, if they take their price
+    otherwise; infinity if that cannot be.
+    """
+    beside_s = sum(read.whole.seconds * read.beside for read in reads)
+    left_s = sum(
+        price.seconds(read.whole.features) - read.whole.seconds * (1.0 - read.beside) for read in reads
+    )
+    return beside_s / left_s if left_s > 0.0 else math.inf
+
+
+def ratios_beside(price: StepPrice, reads: Sequence[ReadElsewhere], reading: float) -> list[float]:
+    """How many times its price each took, if streams beside it make that `reading` times as long."""
+    return [
+        read.whole.seconds * (1.0 - read.beside + read.beside / reading) / price.seconds(read.whole.features)
+        for read in reads
+    ]
+
+
+def sharing_in(mix: Mix, price: StepPrice, alone: Callable[[int], Features], known: Sharing) -> Sharing:
+    """What workers of one host cost each other in a mix, by the prices that a simulation charges; what is
+    `known` where the mix says too little.
+    """
+    reads, steps = mix.reading_elsewhere(alone), mix.decoding_beside()
+    reading = times_beside(price, reads) if sum(read.beside for read in reads) >= _MIN_BESIDE else math.inf
+    return Sharing(
+        known.num_cores,
+        known.reading if math.isinf(reading) else max(1.0, reading),
+        max(1.0, times_price(price, steps)) if steps else known.decoding,
+    )
+
+
+def ratios_within(price: StepPrice, reads: Sequence[OneRead]) -> list[float]:
+    """How many times as long as its prompt's steps on the average each step took, by its price."""
+    found: list[float] = []
+    for read in reads:
+        if len(read.steps) > 1:
+            average = times_price(price, read.steps)
+            found += [ratio / average for ratio in ratios(price, read.steps)]
+    return found
 
 
 class Mix:
@@ -63,17 +124,57 @@ class Mix:
                 num_kv += answer.told.num_tokens + sum(when <= moment for when in times)
         return 1.0, 0.0, 0.0, float(num_streams), float(num_kv)
 
-    def decoding(self, price: StepPrice) -> Sequence[Timed]:
+    def decoding(self) -> list[Measured]:
         """Steps that read no prompt; none if there were too few."""
         steps = []
         for answer in self._answers:
             times = answer.record.event_times_s
             for before, after in pairwise(times[1:]):
                 if not self._is_read_between(before - _AFTER_S, after):
-                    steps.append(Timed(after - before, price.seconds(self.streams_at(before))))
+                    steps.append(Measured(self.streams_at(before), after - before))
         return steps if len(steps) >= _MIN_STEPS else []
 
-    def reading(self, price: StepPrice, alone: Callable[[int], Features], chunk: int) -> Sequence[Timed]:
+    def decoding_beside(self) -> list[Measured]:
+        """Steps of streams while another worker read, and their own none; none if there were too few."""
+        steps = []
+        spans = [
+            (span, answer.told.is_local) for span, answer in zip(self._reading, self._answers, strict=True)
+        ]
+        for answer in self._answers:
+            for before, after in pairwise(answer.record.event_times_s[1:]):
+                is_beside = any(
+                    begin < before and after < end for (begin, end), is_local in spans if not is_local
+                )
+                if is_beside and not any(
+                    begin < after and before - _AFTER_S < end for (begin, end), is_local in spans if is_local
+                ):
+                    steps.append(Measured(self.streams_at(before), after - before))
+        return steps if len(steps) >= _MIN_STEPS else []
+
+    def reading_elsewhere(self, alone: Callable[[int], Features]) -> list[ReadElsewhere]:
+        """Prompts that another worker read while no other prompt was; none if too few."""
+        reads = []
+        for answer, (begin, end) in zip(self._answers, self._reading, strict=True):
+            told = answer.told
+            if told.is_local or self._num_read_between(begin, end) > 1:
+                continue
+            share = self._streaming_share(begin, end)
+            reads.append(ReadElsewhere(Measured(alone(told.num_tokens), told.read_s), share))
+        return reads if len(reads) >= _MIN_READS else []
+
+    def _streaming_share(self, begin: float, end: float) -> float:
+        """For which part of that time anybody streamed."""
+        streaming_s, until = 0.0, begin
+        for first, last in sorted(
+            (answer.record.event_times_s[0], answer.record.event_times_s[-1]) for answer in self._answers
+        ):
+            first, last = max(first, until), min(last, end)
+            if first < last:
+                streaming_s += last - first
+                until = last
+        return streaming_s / (end - begin)
+
+    def reading(self, alone: Callable[[int], Features], chunk: int) -> list[OneRead]:
         """Prompts that were read by the worker of the streams while no other prompt was; none if too few."""
         reads = []
         for answer, (begin, end) in zip(self._answers, self._reading, strict=True):
@@ -85,8 +186,30 @@ class Mix:
                 features = features_of_chunks(told.num_tokens, chunk, streams)
             else:
                 features = alone(told.num_tokens)
-            reads.append(Timed(told.read_s, price.seconds(features)))
+            steps = self._steps_of(answer, begin, end, chunk)
+            reads.append(OneRead(Measured(features, told.read_s), steps))
         return reads if len(reads) >= _MIN_READS else []
+
+    def _steps_of(self, reader: Mixed, begin: float, end: float, chunk: int) -> list[Measured]:
+        """The steps of a prompt between two tokens of the stream that told most: all but its first and last,
+        which have another one's tokens, or fewer, in them.
+        """
+        best: list[Measured] = []
+        for answer in self._answers:
+            times = [when for when in answer.record.event_times_s if begin < when <= end]
+            if answer is reader or len(times) <= len(best) + 1:
+                continue
+            best = [
+                Measured(self._chunk_at(before, number, chunk), after - before)
+                for number, (before, after) in enumerate(pairwise(times))
+                if (number + 2) * chunk <= reader.told.num_tokens
+            ]
+        return best
+
+    def _chunk_at(self, moment: float, number: int, chunk: int) -> Features:
+        """Of a step of as many tokens, `number` + 1 such steps of the prompt were before."""
+        one, _, _, streams, kv_tokens = self.streams_at(moment)
+        return one, float(chunk), chunk * ((number + 1.5) * chunk), streams, kv_tokens
 
     def beside(self) -> list[Told]:
         """Of those that came while others streamed."""

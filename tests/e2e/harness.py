@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import yaml
 
+from cluster.ports import free_ports
 from tests.e2e import wire
 from tests.e2e.client import Client
 
@@ -176,10 +176,7 @@ def is_ready(port: int) -> bool:
 
 def free_port() -> int:
     """A port nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return free_ports("127.0.0.1", 1)[0]
 
 
 def refuse_to_start(profile: Profile, folder: Path, timeout_s: float = 60.0) -> str:

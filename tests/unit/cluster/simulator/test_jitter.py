@@ -8,6 +8,10 @@ import statistics
 import pytest
 
 from cluster.simulator.jitter import Draws, Jitter, spread_of
+from core.ids import RequestId
+from core.request import Request, SamplingParams
+from engine.sequence import new_sequence
+from engine.step import ScheduledSequence, StepPlan
 from tests.unit.cluster.simulator.world import conversations, played
 
 
@@ -24,9 +28,26 @@ def test_draws_have_the_spread_that_was_measured_and_the_mean_of_one() -> None:
         assert drawn[int(share * len(drawn))] == pytest.approx(expected, rel=0.03)
 
 
+def test_steps_of_one_prompt_have_a_part_in_common_and_differ() -> None:
+    draws = Draws(Jitter(reading=(0.5, 1.5), chunk=(0.9, 1.1)), random.Random(3))
+    prompts = [[draws.step(plan) for _ in range(50)] for plan in (reading() for _ in range(200))]
+    means = [statistics.fmean(steps) for steps in prompts]
+    assert statistics.fmean(means) == pytest.approx(1.0, abs=0.06)
+    assert statistics.pstdev(means) == pytest.approx(1.0 / 12**0.5, rel=0.15)
+    within = [step / mean for steps, mean in zip(prompts, means, strict=True) for step in steps]
+    assert statistics.pstdev(within) == pytest.approx(0.2 / 12**0.5, rel=0.05)
+
+
 def test_too_few_steps_tell_of_no_spread() -> None:
     assert spread_of([]) == spread_of([1.1]) == ()
     assert Draws(Jitter(), random.Random(1)).streaming() == 1.0
+
+
+def reading() -> StepPlan:
+    """A step of a prompt of its own."""
+    sampling = SamplingParams(max_tokens=1, seed=0, temperature=0.0)
+    prompt = new_sequence(Request(RequestId("r"), (1,) * 64, sampling), 0, (), 512)
+    return StepPlan((ScheduledSequence(prompt, 32),))
 
 
 @pytest.mark.parametrize(
@@ -35,6 +56,7 @@ def test_too_few_steps_tell_of_no_spread() -> None:
         ({"streaming": (1.1, 0.9)}, "streaming"),
         ({"reading": (-0.1, 2.1)}, "reading"),
         ({"reading": (1.0,)}, "reading"),
+        ({"chunk": (0.8, 1.1, 1.0)}, "chunk"),
     ],
 )
 def test_a_jitter_that_cannot_be_is_named(values: dict[str, tuple[float, ...]], named: str) -> None:
