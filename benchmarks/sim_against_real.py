@@ -1,15 +1,16 @@
 """The simulator against the real service on this machine, as ratios.
 
-`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--plan auto] [--patience 0] [--out DIR]`
-starts `baton serve` with one prefill and one decode worker, measures its prices (`baton calibrate --url`),
-sends workloads to it (`baton loadtest`), to a new service each, and simulates them at those prices (`baton
-simulate`): `random`, prompts of 32 to 384 tokens that share nothing, `prefix`, prompts that begin with one of
-four texts of 512 tokens, and `answers`, short prompts and long answers. Their rates are a part of what the
-prices allow. Prints what each side says, and simulated : measured; within 10 %, of tails 20 %, passes, by the
-median of the rounds. Exit status 1: something lies outside. `--plan`: of the router, on both sides. Needs the
-machine for itself, and says how much of it others used; `--patience` waits for that, and repeats what others
-disturbed. A virtual machine's cores are not equally fast all the time: a prompt that is read alone
-is timed before and after each part, and prices are taken times what that tells (`machine`, printed).
+`python -m benchmarks.sim_against_real [--seconds 60] [--rounds 1] [--workloads random prefix answers]
+[--plan auto] [--patience 0] [--out DIR]` starts, in each round, `baton serve` with one prefill and one
+decode worker, measures its prices (`baton calibrate --url`), sends workloads to it (`baton loadtest`), to a
+new service each, and simulates them at those prices (`baton simulate`): `random`, prompts of 32 to 384
+tokens that share nothing, `prefix`, prompts that begin with one of four texts of 512 tokens, and `answers`,
+short prompts and long answers. Their rates are a part of what the prices allow. Prints what each side says,
+and simulated : measured; within 10 %, of tails 20 %, passes, by the median of the rounds. Exit status 1:
+something lies outside. `--plan`: of the router, on both sides. Needs the machine for itself, and says how
+much of it others used; `--patience` waits for that, and repeats what others disturbed. A virtual machine's
+cores are not equally fast all the time: how long a prompt that is read alone takes after each workload,
+against the calibration, is printed (`machine`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -36,7 +37,7 @@ from benchmarks.streaming import HOST
 from benchmarks.timing import Timing
 from cluster.loadtest.goodput import Slo, Summary
 from cluster.loadtest.report import from_json
-from cluster.simulator.profile import Profile, read_profile, write_profile
+from cluster.simulator.profile import Profile, read_profile
 from cluster.simulator.served_calibration import features_of_prompt
 
 BATON = str(Path(sys.executable).with_name("baton"))
@@ -192,25 +193,31 @@ def judged(name: str, rounds: list[list[Compared]]) -> bool:
 
 
 async def measure(
-    folder: Path, seconds: float, rounds: int, plan: str, drain_s: float, patience: Patience
+    folder: Path,
+    loads: Sequence[Load],
+    seconds: float,
+    rounds: int,
+    plan: str,
+    drain_s: float,
+    patience: Patience,
 ) -> bool:
-    """Measure prices; send each workload to a service of its own and simulate it; compare."""
+    """In each round measure prices; send each workload to a service of its own and simulate it. Compare."""
     routing = f"--router.plan={plan}"
-    profile_file, spec = folder / "profile.json", ServerSpec("baton", f"{SERVE} {routing}", ready="/ready")
-    pairs: dict[str, list[tuple[Path, Path]]] = {load.name: [] for load in LOADS}
+    spec = ServerSpec("baton", f"{SERVE} {routing}", ready="/ready")
+    pairs: dict[str, list[tuple[Path, Path]]] = {load.name: [] for load in loads}
     timing = Timing()
-    async with running(spec, folder / "serve.log") as endpoint:
-        url = f"http://{HOST}:{endpoint.port}"
-        await patience.run("calibrate", "--url", url, "--out", str(profile_file))
-        before = await timing.pace(url)
-    calibrated = read_profile(profile_file)
-    then = calibrated.pace
-    assert then is not None
     for number in range(rounds):
-        for load in LOADS:
+        # again in each round: a virtual machine is not equally fast for long
+        profile_file = folder / f"profile-{number}.json"
+        async with running(spec, folder / f"calibrated-{number}.log") as endpoint:
+            url = f"http://{HOST}:{endpoint.port}"
+            await patience.run("calibrate", "--url", url, "--out", str(profile_file))
+        profile = read_profile(profile_file)
+        then = profile.pace
+        assert then is not None
+        for load in loads:
             name = f"{load.name}-{number}"
-            trace, profile = folder / f"{name}.jsonl", calibrated.at_pace(before)
-            slo = load.slo(profile)
+            trace, slo = folder / f"{name}.jsonl", load.slo(profile)
             load.write(trace, load.rate(profile), seconds, number)
             slos = ("--slo-ttft", str(slo.ttft_s), "--slo-itl", str(slo.itl_s))
             limits = ("--trace", str(trace), *slos, "--warm-up", str(WARM_UP_S))
@@ -220,12 +227,9 @@ async def measure(
             async with running(spec, folder / f"{name}.log") as endpoint:
                 url = f"http://{HOST}:{endpoint.port}"
                 await patience.run("loadtest", "--url", url, *limits, *sent, seeds=count(number, rounds))
-                after = await timing.pace(url)
-            now, before = before.mean_with(after), after
+                now = await timing.pace(url)
             print(f"machine: a prompt alone takes {now.slower_than(then):.2f} times what it did", flush=True)
-            prices = folder / f"{name}-profile.json"
-            write_profile(calibrated.at_pace(now), prices)
-            played = ("--profile", str(prices), "--known-lengths", "--out", str(virtual), routing)
+            played = ("--profile", str(profile_file), "--known-lengths", "--out", str(virtual), routing)
             await asyncio.to_thread(call, "simulate", *limits, *played)
             pairs[load.name].append((real, virtual))
     print("| workload | | measured | simulated | simulated : measured | each round | |")
@@ -273,6 +277,8 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="of each workload")
     parser.add_argument("--rounds", type=int, default=1, help="how often each, with other arrivals")
+    names = [load.name for load in LOADS]
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names)
     parser.add_argument("--plan", choices=("auto", "remote", "local"), default="auto", help="of the router")
     parser.add_argument("--drain", type=float, default=60.0, help="seconds for the last answers")
     parser.add_argument("--out", type=Path, help="folder for reports, profile, traces; default: a new one")
@@ -280,9 +286,10 @@ def main() -> int:
     options = parser.parse_args()
     folder = options.out or Path(tempfile.mkdtemp(prefix="sim-against-real-"))
     folder.mkdir(parents=True, exist_ok=True)
+    loads = [load for load in LOADS if load.name in options.workloads]
     patience = Patience(options.patience)
     is_near = asyncio.run(
-        measure(folder, options.seconds, options.rounds, options.plan, options.drain, patience)
+        measure(folder, loads, options.seconds, options.rounds, options.plan, options.drain, patience)
     )
     print(f"reports, profile and traces in {folder}")
     return 0 if is_near else 1

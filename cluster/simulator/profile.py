@@ -6,7 +6,7 @@ reading and writing the file.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import orjson
@@ -43,13 +43,6 @@ class Profile:
         for name in ("num_blocks", "max_context"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1")
-
-    def at_pace(self, now: Pace) -> Profile:
-        """The same machine at another pace. Raises ValueError if that of the prices is not known."""
-        then = self.pace
-        if then is None:
-            raise ValueError("it is not known how fast the machine was when prices were measured")
-        return replace(self, price=now.price(then, self.price), front=now.front(then, self.front), pace=now)
 
 
 def read_profile(path: Path) -> Profile:

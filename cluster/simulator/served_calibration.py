@@ -25,18 +25,18 @@ from cluster.simulator.fit import Measured, batch_prices, fit_price
 from cluster.simulator.front import FrontPrice
 from cluster.simulator.jitter import Jitter, spread_of
 from cluster.simulator.machine_pace import Pace, timed_pace
-from cluster.simulator.profile import Profile
-from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of, told_by
-from cluster.simulator.served_mix import (
-    Mix,
-    Mixed,
+from cluster.simulator.mix_ratios import (
     ratios,
     ratios_beside,
     ratios_within,
     scaled,
     sharing_in,
     times_price,
+    undisturbed_reads,
 )
+from cluster.simulator.profile import Profile
+from cluster.simulator.served_calls import ServedCalls, Told, all_streaming, num_between, records_of, told_by
+from cluster.simulator.served_mix import Mix, Mixed
 from cluster.simulator.served_sharing import Beside, mixed_steps, sharing_of
 from cluster.simulator.step_price import Features, StepPrice
 
@@ -64,7 +64,7 @@ class Questions:
     beside: tuple[int, ...] = (1, 2, 4)
     read_beside: tuple[tuple[int, ...], ...] = ((256,), (128, 160), (64,), (64, 384))
     runs: int = 3
-    num_mixed: int = 90
+    num_mixed: int = 60
     mixed_output: tuple[int, int] = (16, 64)
     mixed_share: float = 0.5
 
@@ -104,35 +104,36 @@ class ServedCalibration:
             behind = [step for num in heads for step in await self._read_behind(service, num, asked)]
             pace = await timed_pace(service)
             rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
-            after_rounds = await timed_pace(service)
-            in_rounds = self._told_pace(pace.mean_with(after_rounds), pace, "beside streams")
-            slower = in_rounds.slower_than(pace)
-            beside = [at_pace(step, slower) for step in mixed_steps(rounds, self._chunk)]
+            self._tell_pace(await timed_pace(service), pace)
+            beside = mixed_steps(rounds, self._chunk)
             price, _ = fit_price(steps + behind + beside)
             mix = await self._mix(service, asked, replace(price, batches=batch_prices(steps)))
-            in_mix = self._told_pace(after_rounds.mean_with(await timed_pace(service)), pace, "in the mix")
-        slower = in_mix.slower_than(pace)
+            self._tell_pace(await timed_pace(service), pace)
         reads_of_mix = mix.reading(self._features, self._chunk)
-        whole = [at_pace(read.whole, slower) for read in reads_of_mix]
+        elsewhere = mix.reading_elsewhere(self._features)
+        whole = [read.whole for read in reads_of_mix]
         price, error = fit_price(steps + behind + beside + whole)
         price = replace(price, batches=batch_prices(steps))
-        steps_of_mix = [at_pace(step, slower) for step in mix.decoding()]
-        decoding, reading = times_price(price, steps_of_mix), times_price(price, whole)
+        undisturbed = whole + undisturbed_reads(elsewhere)
+        steps_of_mix = mix.decoding()
+        decoding, reading = times_price(price, steps_of_mix), times_price(price, undisturbed)
         price = scaled(price, decoding, reading)
-        sharing, of_reads = profile.sharing, ratios(price, whole)
+        sharing, of_reads = profile.sharing, ratios(price, undisturbed)
         if sharing is not None:
             # by the prices that a simulation charges: what a mix makes longer is not to count twice
-            sharing = sharing_of(rounds, in_rounds.price(pace, price), self._features, sharing)
-            sharing = sharing_in(mix, in_mix.price(pace, price), self._features, sharing)
-            elsewhere = mix.reading_elsewhere(self._features)
-            of_reads += ratios_beside(in_mix.price(pace, price), elsewhere, sharing.reading)
+            sharing = sharing_of(rounds, price, self._features, sharing)
+            sharing = sharing_in(mix, price, self._features, sharing)
+            of_reads = ratios(price, whole) + ratios_beside(price, elsewhere, sharing.reading)
         jitter = Jitter(
             streaming=spread_of(ratios(price, steps_of_mix)),
             reading=spread_of(of_reads),
             chunk=spread_of(ratios_within(price, reads_of_mix)),
         )
         front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
-        self._tell(f"{len(beside)} prompts read together with streams, {len(whole)} in the mix")
+        self._tell(
+            f"prompts read together with streams: {len(beside)}; "
+            f"in the mix: {len(whole)} by their worker, {len(elsewhere)} by another"
+        )
         self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
         self._tell(f"{sharing}; {front}")
         return replace(
@@ -145,9 +146,8 @@ class ServedCalibration:
             pace=pace,
         )
 
-    def _told_pace(self, pace: Pace, then: Pace, when: str) -> Pace:
-        self._tell(f"{when} a prompt alone takes {pace.slower_than(then):.2f} times what it did")
-        return pace
+    def _tell_pace(self, pace: Pace, then: Pace) -> None:
+        self._tell(f"a prompt alone takes {pace.slower_than(then):.2f} times what it did")
 
     def _now(self) -> float:
         return time.perf_counter() - self._start
@@ -258,11 +258,6 @@ async def _later(seconds: float, service: ServedCalls, num_tokens: int) -> Told:
     await asyncio.sleep(seconds)
     # two: who wants one only is answered by the prefill worker alone
     return await service.read(num_tokens, 2)
-
-
-def at_pace(step: Measured, slower: float) -> Measured:
-    """What it would have taken if the machine had not been so many times as slow."""
-    return Measured(step.features, step.seconds / slower)
 
 
 def typical(values: Sequence[float]) -> float:

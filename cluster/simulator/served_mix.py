@@ -1,27 +1,24 @@
-"""A mix of requests that a running service answered, and how much longer its steps took than one at a time.
+"""A mix of requests that a running service answered: what its steps took, and what ran beside them.
 
-Owns what follows from such answers. While requests come and go, router, messages and clients have the cores
-now and then, and caches hold something else: each step takes longer than in a service that does one thing.
-Pure.
+Owns finding that in the answers; what follows for prices is `mix_ratios`. While requests come and go, router,
+messages and clients have the cores now and then, and caches hold something else: each step takes longer than
+in a service that does one thing. Pure.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from cluster.loadtest.record import RequestRecord
 from cluster.simulator.fit import Measured
 from cluster.simulator.served_calls import Told
 from cluster.simulator.served_sharing import features_of_chunks
-from cluster.simulator.sharing import Sharing
-from cluster.simulator.step_price import Features, StepPrice
+from cluster.simulator.step_price import Features
 
 _MIN_STEPS = 100
 _MIN_READS = 8
-_MIN_BESIDE = 4.0  # prompts that were read beside streams all the time, or as much of several
 _AFTER_S = 0.01  # a token that a step of a prompt has made is under way for so long at most
 
 
@@ -51,60 +48,6 @@ class ReadElsewhere:
 
     whole: Measured
     beside: float
-
-
-def ratios(price: StepPrice, measured: Sequence[Measured]) -> list[float]:
-    """How many times its price each took."""
-    return [item.seconds / price.seconds(item.features) for item in measured]
-
-
-def times_price(price: StepPrice, measured: Sequence[Measured]) -> float:
-    """How many times their price they took on the whole; 1 if there are none."""
-    if not measured:
-        return 1.0
-    return sum(item.seconds for item in measured) / sum(price.seconds(item.features) for item in measured)
-
-
-def times_beside(price: StepPrice, reads: Sequence[ReadElsewhere]) -> float:
-    """How many times as long prompts take while there are streams beside them, if they take their price
-    otherwise; infinity if that cannot be.
-    """
-    beside_s = sum(read.whole.seconds * read.beside for read in reads)
-    left_s = sum(
-        price.seconds(read.whole.features) - read.whole.seconds * (1.0 - read.beside) for read in reads
-    )
-    return beside_s / left_s if left_s > 0.0 else math.inf
-
-
-def ratios_beside(price: StepPrice, reads: Sequence[ReadElsewhere], reading: float) -> list[float]:
-    """How many times its price each took, if streams beside it make that `reading` times as long."""
-    return [
-        read.whole.seconds * (1.0 - read.beside + read.beside / reading) / price.seconds(read.whole.features)
-        for read in reads
-    ]
-
-
-def sharing_in(mix: Mix, price: StepPrice, alone: Callable[[int], Features], known: Sharing) -> Sharing:
-    """What workers of one host cost each other in a mix, by the prices that a simulation charges; what is
-    `known` where the mix says too little.
-    """
-    reads, steps = mix.reading_elsewhere(alone), mix.decoding_beside()
-    reading = times_beside(price, reads) if sum(read.beside for read in reads) >= _MIN_BESIDE else math.inf
-    return Sharing(
-        known.num_cores,
-        known.reading if math.isinf(reading) else max(1.0, reading),
-        max(1.0, times_price(price, steps)) if steps else known.decoding,
-    )
-
-
-def ratios_within(price: StepPrice, reads: Sequence[OneRead]) -> list[float]:
-    """How many times as long as its prompt's steps on the average each step took, by its price."""
-    found: list[float] = []
-    for read in reads:
-        if len(read.steps) > 1:
-            average = times_price(price, read.steps)
-            found += [ratio / average for ratio in ratios(price, read.steps)]
-    return found
 
 
 class Mix:
@@ -220,19 +163,3 @@ class Mix:
 
     def _num_read_between(self, begin: float, end: float) -> int:
         return sum(first < end and begin < last for first, last in self._reading)
-
-
-def scaled(price: StepPrice, decoding: float, reading: float) -> StepPrice:
-    """`price`, of steps of streams alone `decoding` times, of all others `reading` times."""
-    return replace(
-        price,
-        fixed_s=price.fixed_s * reading,
-        token_s=price.token_s * reading,
-        pair_s=price.pair_s * reading,
-        stream_s=price.stream_s * reading,
-        kv_s=price.kv_s * reading,
-        batches=tuple(
-            replace(batch, fixed_s=batch.fixed_s * decoding, kv_s=batch.kv_s * decoding)
-            for batch in price.batches
-        ),
-    )

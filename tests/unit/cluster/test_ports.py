@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def test_a_port_that_somebody_listens_on_is_not_chosen(
 ) -> None:
     (taken, free) = ports.free_ports(HOST, 2)
     offered = iter([taken, taken, free])
-    monkeypatch.setattr(ports.random, "randrange", lambda first, end: next(offered))
+    monkeypatch.setattr(random, "randrange", lambda first, end: next(offered))
     with socket.socket() as listener:
         listener.bind((listens_at, taken))
         listener.listen(1)

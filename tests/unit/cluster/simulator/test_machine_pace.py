@@ -1,4 +1,4 @@
-"""Prices of one and the same machine, which is not equally fast all the time."""
+"""How fast a machine is that is not equally fast all the time."""
 
 from __future__ import annotations
 
@@ -26,21 +26,9 @@ PROFILE = Profile(
 )
 
 
-def test_all_is_slower_on_a_slower_machine() -> None:
-    later = PROFILE.at_pace(Pace(0.3))
-    streams, prompt = (1.0, 0.0, 0.0, 4.0, 1000.0), (1.0, 300.0, 45_000.0, 2.0, 100.0)
-    assert later.price.seconds(streams) == pytest.approx(1.5 * PROFILE.price.seconds(streams))
-    assert later.price.seconds(prompt) == pytest.approx(1.5 * PROFILE.price.seconds(prompt))
-    assert later.front.request_s == pytest.approx(0.015)
-    assert later.front.busy_s == pytest.approx(0.003)
-    # and back again
-    again = later.at_pace(THEN)
-    assert again.price.seconds(prompt) == pytest.approx(PROFILE.price.seconds(prompt))
-    assert again.price.seconds(streams) == pytest.approx(PROFILE.price.seconds(streams))
-
-
-def test_between_two_looks_it_is_their_mean() -> None:
-    assert THEN.mean_with(Pace(0.4)).read_s == pytest.approx(0.3)
+def test_a_slower_machine_takes_longer() -> None:
+    assert Pace(0.3).slower_than(THEN) == pytest.approx(1.5)
+    assert THEN.slower_than(THEN) == 1.0
 
 
 def test_a_profile_keeps_its_pace(tmp_path: Path) -> None:
@@ -48,9 +36,9 @@ def test_a_profile_keeps_its_pace(tmp_path: Path) -> None:
     assert read_profile(tmp_path / "profile.json") == PROFILE
 
 
-def test_prices_of_an_unknown_pace_are_left_alone() -> None:
-    with pytest.raises(ValueError, match="how fast the machine was"):
-        replace(PROFILE, pace=None).at_pace(THEN)
+def test_a_profile_without_one_says_so(tmp_path: Path) -> None:
+    write_profile(replace(PROFILE, pace=None), tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json").pace is None
 
 
 @pytest.mark.parametrize("read_s", [0.0, -1.0, float("nan")])

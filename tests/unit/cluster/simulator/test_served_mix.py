@@ -8,20 +8,18 @@ import pytest
 
 from cluster.loadtest.record import Outcome, RequestRecord
 from cluster.simulator.fit import Measured
-from cluster.simulator.served_calibration import features_of_prompt
-from cluster.simulator.served_calls import Told
-from cluster.simulator.served_mix import (
-    Mix,
-    Mixed,
-    OneRead,
-    ReadElsewhere,
+from cluster.simulator.mix_ratios import (
     ratios_beside,
     ratios_within,
     scaled,
     sharing_in,
     times_beside,
     times_price,
+    undisturbed_reads,
 )
+from cluster.simulator.served_calibration import features_of_prompt
+from cluster.simulator.served_calls import Told
+from cluster.simulator.served_mix import Mix, Mixed, OneRead, ReadElsewhere
 from cluster.simulator.sharing import Sharing
 from cluster.simulator.step_price import BatchPrice, Features, StepPrice
 
@@ -147,7 +145,8 @@ def remote_beside_streams(times_reading: float, pause_s: float, num: int = 10) -
 def test_sharing_is_what_prompts_and_steps_beside_each_other_take_in_the_mix() -> None:
     step_s = 1.5 * PRICE.seconds((1.0, 0.0, 0.0, 1.0, 130.0))
     found = sharing_in(remote_beside_streams(1.8, step_s), PRICE, alone, KNOWN)
-    assert (found.reading, found.decoding) == (pytest.approx(1.8, rel=0.01), pytest.approx(1.5, rel=0.02))
+    assert found.reading == pytest.approx(1.8, rel=0.01)
+    assert found.decoding == pytest.approx(1.5, rel=0.02)
     assert found.num_cores == 2
 
 
@@ -173,6 +172,17 @@ def test_how_long_somebody_streams_beside_a_prompt_is_told() -> None:
             answer(begins - 0.002, 0.2, 0.01, num=2, is_local=False),
         ]
     assert [read.beside for read in Mix(found).reading_elsewhere(alone)] == pytest.approx([0.5] * 8)
+
+
+def test_a_prompt_that_another_worker_reads_while_nobody_streams_tells_what_prompts_take() -> None:
+    apart = [answer(1.0 * i, 0.1, 0.006, num=20, is_local=False) for i in range(10)]
+    beside = remote_beside_streams(1.8, 0.01)
+    found = Mix(apart).reading_elsewhere(alone)
+    undisturbed = undisturbed_reads(found)
+    assert [read.features for read in undisturbed] == [alone(100)] * 10
+    assert [read.seconds for read in undisturbed] == pytest.approx([0.1] * 10)
+    assert undisturbed_reads(beside.reading_elsewhere(alone)) == []
+    assert undisturbed_reads(found[:3]) == []
 
 
 def test_what_a_mix_does_not_tell_stays_as_it_was_known() -> None:
