@@ -16,6 +16,8 @@ _SYSTEM_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST, _END = 20_000, 32_768  # above the ports of Ray's workers
 _LEAST_ROOM = 1_000
 _NUM_TRIES = 200
+# not one that somebody seeds: two processes would draw the same ports
+_CHANCE = random.SystemRandom()
 
 
 def is_port_free(host: str, port: int) -> bool:
@@ -39,7 +41,7 @@ def free_ports(host: str, count: int) -> list[int]:
     ports: list[int] = []
     first, end = _FIRST, min(_first_of_system(), _END)
     for _ in range(_NUM_TRIES if end - first >= _LEAST_ROOM else 0):
-        port = random.randrange(first, end)
+        port = _CHANCE.randrange(first, end)
         if port not in ports and is_port_free(host, port) and is_port_free(_everywhere(host), port):
             ports.append(port)
         if len(ports) == count:

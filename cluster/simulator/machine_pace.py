@@ -1,8 +1,8 @@
 """MachinePace: how fast the machine of a running service is now, told by a prompt that is read alone.
 
 The cores of a virtual machine are not equally fast all the time, and prices measured minutes ago may be those
-of another machine. Owns what is timed to see that. Prices are not taken times what it tells: prompts that a
-load had read alone took what calibration said where this said 0.9 of it. Runs on an event loop.
+of another machine. Owns what is timed to see that. Prices are not taken times what it tells: prompts that
+a load had read alone took followed it in some loads and in others not. Runs on an event loop.
 """
 
 from __future__ import annotations

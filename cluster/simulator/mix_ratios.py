@@ -6,13 +6,13 @@ Owns the arithmetic on what `served_mix` has found. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.simulator.fit import Measured
-from cluster.simulator.served_mix import Mix, OneRead, ReadElsewhere
+from cluster.simulator.served_mix import OneRead, ReadElsewhere
 from cluster.simulator.sharing import Sharing
-from cluster.simulator.step_price import Features, StepPrice
+from cluster.simulator.step_price import StepPrice
 
 _MIN_ALONE = 4
 _HARDLY = 0.05  # of a prompt's time
@@ -56,11 +56,12 @@ def ratios_beside(price: StepPrice, reads: Sequence[ReadElsewhere], reading: flo
     ]
 
 
-def sharing_in(mix: Mix, price: StepPrice, alone: Callable[[int], Features], known: Sharing) -> Sharing:
-    """What workers of one host cost each other in a mix, by the prices that a simulation charges; what is
-    `known` where the mix says too little.
+def sharing_in_mix(
+    reads: Sequence[ReadElsewhere], steps: Sequence[Measured], price: StepPrice, known: Sharing
+) -> Sharing:
+    """What workers of one host cost each other, from prompts that another worker read and steps of streams
+    beside such prompts, by the prices that a simulation charges; what is `known` where they say too little.
     """
-    reads, steps = mix.reading_elsewhere(alone), mix.decoding_beside()
     reading = times_beside(price, reads) if sum(read.beside for read in reads) >= _MIN_BESIDE else math.inf
     return Sharing(
         known.num_cores,

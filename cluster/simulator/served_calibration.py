@@ -30,7 +30,7 @@ from cluster.simulator.mix_ratios import (
     ratios_beside,
     ratios_within,
     scaled,
-    sharing_in,
+    sharing_in_mix,
     times_price,
     undisturbed_reads,
 )
@@ -83,9 +83,9 @@ class ServedCalibration:
 
     def measure(self, profile: Profile, questions: Questions) -> Profile:
         """`profile` with all prices measured. Raises NoAnswer, ValueError."""
-        return asyncio.run(self._measure(profile, questions))
+        return self._concluded(profile, asyncio.run(self._ask(profile, questions)))
 
-    async def _measure(self, profile: Profile, asked: Questions) -> Profile:
+    async def _ask(self, profile: Profile, asked: Questions) -> _Answers:
         async with Client(self._target, None, self._now) as client:
             model = self._target.model or await client.first_model()
             vocabulary = await find_vocabulary(self._target, model, client)
@@ -93,48 +93,52 @@ class ServedCalibration:
             for _ in range(3):
                 await service.ask(64, 8)
             reads = [await self._read(service, num, asked.runs) for num in asked.prompts]
-            steps = [read.measured for read in reads]
+            streams: list[Measured] = []
             for num, batch in product(asked.contexts, asked.batches):
-                step_s = steps[-1].seconds if len(steps) > len(reads) else _ASSUMED_STEP_S
+                step_s = streams[-1].seconds if streams else _ASSUMED_STEP_S
                 num_output = asked.num_output + num_while_read(reads, num, batch, step_s)
                 if num + num_output < profile.max_context:
-                    steps.append(await self._stream(service, num, batch, num_output, asked.runs))
+                    streams.append(await self._stream(service, num, batch, num_output, asked.runs))
             longest = profile.max_context - max(asked.tails) - 1
             heads = [num for num in asked.heads if num < longest]
             behind = [step for num in heads for step in await self._read_behind(service, num, asked)]
             pace = await timed_pace(service)
-            rounds = [await self._beside(service, reads, steps, asked, num) for num in asked.beside]
+            rounds = [await self._beside(service, reads, streams[0], asked, num) for num in asked.beside]
             self._tell_pace(await timed_pace(service), pace)
-            beside = mixed_steps(rounds, self._chunk)
-            price, _ = fit_price(steps + behind + beside)
-            mix = await self._mix(service, asked, replace(price, batches=batch_prices(steps)))
+            alone = [*(read.measured for read in reads), *streams, *behind]
+            together = mixed_steps(rounds, self._chunk)
+            price, _ = fit_price(alone + together)
+            mix = await self._mix(service, asked, replace(price, batches=batch_prices(streams)))
             self._tell_pace(await timed_pace(service), pace)
-        reads_of_mix = mix.reading(self._features, self._chunk)
-        elsewhere = mix.reading_elsewhere(self._features)
-        whole = [read.whole for read in reads_of_mix]
-        price, error = fit_price(steps + behind + beside + whole)
-        price = replace(price, batches=batch_prices(steps))
+        return _Answers(reads, streams, alone, rounds, together, mix, pace)
+
+    def _concluded(self, profile: Profile, told: _Answers) -> Profile:
+        reads = told.mix.reading(self._features, self._chunk)
+        elsewhere = told.mix.reading_elsewhere(self._features)
+        whole, streaming = [read.whole for read in reads], told.mix.decoding()
+        price, error = fit_price(told.alone + told.together + whole)
+        price = replace(price, batches=batch_prices(told.streams))
         undisturbed = whole + undisturbed_reads(elsewhere)
-        steps_of_mix = mix.decoding()
-        decoding, reading = times_price(price, steps_of_mix), times_price(price, undisturbed)
-        price = scaled(price, decoding, reading)
+        times_decoding, times_reading = times_price(price, streaming), times_price(price, undisturbed)
+        price = scaled(price, times_decoding, times_reading)
         sharing, of_reads = profile.sharing, ratios(price, undisturbed)
         if sharing is not None:
             # by the prices that a simulation charges: what a mix makes longer is not to count twice
-            sharing = sharing_of(rounds, price, self._features, sharing)
-            sharing = sharing_in(mix, price, self._features, sharing)
+            sharing = sharing_of(told.rounds, price, self._features, sharing)
+            sharing = sharing_in_mix(elsewhere, told.mix.decoding_beside(), price, sharing)
             of_reads = ratios(price, whole) + ratios_beside(price, elsewhere, sharing.reading)
         jitter = Jitter(
-            streaming=spread_of(ratios(price, steps_of_mix)),
+            streaming=spread_of(ratios(price, streaming)),
             reading=spread_of(of_reads),
-            chunk=spread_of(ratios_within(price, reads_of_mix)),
+            chunk=spread_of(ratios_within(price, reads)),
         )
-        front = replace(front_of(reads, profile.link.latency_s), busy_s=busy_of(reads, mix.beside()))
+        front = front_of(told.reads, profile.link.latency_s)
+        front = replace(front, busy_s=busy_of(told.reads, told.mix.beside()))
         self._tell(
-            f"prompts read together with streams: {len(beside)}; "
+            f"prompts read together with streams: {len(told.together)}; "
             f"in the mix: {len(whole)} by their worker, {len(elsewhere)} by another"
         )
-        self._tell(f"in a mix of requests: streams × {decoding:.2f}, prompts × {reading:.2f}")
+        self._tell(f"in a mix of requests: streams × {times_decoding:.2f}, prompts × {times_reading:.2f}")
         self._tell(f"{sharing}; {front}")
         return replace(
             profile,
@@ -143,7 +147,7 @@ class ServedCalibration:
             sharing=sharing,
             front=front,
             jitter=jitter,
-            pace=pace,
+            pace=told.pace,
         )
 
     def _tell_pace(self, pace: Pace, then: Pace) -> None:
@@ -203,7 +207,7 @@ class ServedCalibration:
         self,
         service: ServedCalls,
         reads: Sequence[Read],
-        steps: Sequence[Measured],
+        stream: Measured,
         asked: Questions,
         num_streams: int,
     ) -> Beside:
@@ -211,7 +215,7 @@ class ServedCalibration:
         num_stream = asked.contexts[0]
         read_s = read_seconds(reads, num_stream)
         groups_s = sum(read_seconds(reads, num) + read_s for group in asked.read_beside for num in group)
-        step_s = steps[len(reads)].seconds
+        step_s = stream.seconds
         # a stream gets a token with each chunk of a prompt, and in between
         num_output = asked.num_output + int(
             2 * asked.runs * (sum(map(sum, asked.read_beside)) / self._chunk + 0.3 * groups_s / step_s)
@@ -243,6 +247,21 @@ class ServedCalibration:
             await asyncio.sleep(max(0.0, begun - self._now()))
         calls = [(num, await task) for num, task in tasks]
         return Mix([Mixed(call.record, told_by(call, num)) for num, call in calls if call.record is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What the service told. `alone`: all steps that ran alone, `reads` and `streams` among them; `together`:
+    of prompts and streams, in the `rounds`. `pace`: of the machine behind `alone`.
+    """
+
+    reads: Sequence[Read]
+    streams: Sequence[Measured]
+    alone: list[Measured]
+    rounds: Sequence[Beside]
+    together: list[Measured]
+    mix: Mix
+    pace: Pace
 
 
 @dataclass(frozen=True, slots=True)

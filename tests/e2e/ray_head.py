@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.harness import free_port
+from cluster.ports import free_ports
 
 _START_S = 120.0
 
@@ -35,7 +35,7 @@ class RayHead:
 @contextmanager
 def start_ray_head() -> Iterator[RayHead]:
     """Up until the block ends; then nothing of it is left."""
-    ports = [free_port() for _ in range(3)]
+    ports = free_ports("127.0.0.1", 3)
     with tempfile.TemporaryDirectory(prefix="rh", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "log"
         with log.open("wb") as stream:

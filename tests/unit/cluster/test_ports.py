@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -31,6 +32,13 @@ def test_ports_are_different_and_below_those_of_connections(system_range: Path) 
     assert all(20_000 <= port < 24_000 for port in ports.free_ports(HOST, 20))
 
 
+def test_two_who_seeded_their_chance_alike_do_not_draw_the_same(system_range: Path) -> None:
+    random.seed(1)
+    first = ports.free_ports(HOST, 20)
+    random.seed(1)
+    assert ports.free_ports(HOST, 20) != first
+
+
 @pytest.mark.parametrize("text", ["1024 65535", "20500 60999"])
 def test_where_connections_have_all_of_them_the_system_chooses(system_range: Path, text: str) -> None:
     system_range.write_text(text)
@@ -54,7 +62,7 @@ def test_a_port_that_somebody_listens_on_is_not_chosen(
 ) -> None:
     (taken, free) = ports.free_ports(HOST, 2)
     offered = iter([taken, taken, free])
-    monkeypatch.setattr(random, "randrange", lambda first, end: next(offered))
+    monkeypatch.setattr(ports, "_CHANCE", SimpleNamespace(randrange=lambda first, end: next(offered)))
     with socket.socket() as listener:
         listener.bind((listens_at, taken))
         listener.listen(1)

@@ -12,7 +12,7 @@ from cluster.simulator.mix_ratios import (
     ratios_beside,
     ratios_within,
     scaled,
-    sharing_in,
+    sharing_in_mix,
     times_beside,
     times_price,
     undisturbed_reads,
@@ -32,6 +32,7 @@ PRICE = StepPrice(
     batches=(BatchPrice(1.0, 0.006, 1e-6), BatchPrice(2.0, 0.008, 2e-6)),
 )
 CHUNK = 64
+KNOWN = Sharing(2, 1.6, 1.4)
 
 
 def alone(num_tokens: int) -> Features:
@@ -44,6 +45,10 @@ def answer(due_s: float, read_s: float, pause_s: float, num: int = 60, is_local:
     times = tuple(first + pause_s * i for i in range(num))
     record = RequestRecord(0, due_s, due_s, times[-1], Outcome.COMPLETED, times)
     return Mixed(record, Told(100, due_s, first, 0.0, read_s, is_local))
+
+
+def sharing_in(mix: Mix) -> Sharing:
+    return sharing_in_mix(mix.reading_elsewhere(alone), mix.decoding_beside(), PRICE, KNOWN)
 
 
 def whole(mix: Mix) -> list[Measured]:
@@ -126,9 +131,6 @@ def test_prompts_that_were_read_elsewhere_or_together_say_nothing_of_reading() -
     assert times_price(PRICE, whole(Mix(together))) == 1.0
 
 
-KNOWN = Sharing(2, 1.6, 1.4)
-
-
 def remote_beside_streams(times_reading: float, pause_s: float, num: int = 10) -> Mix:
     """Prompts of 100 tokens that are read elsewhere beside a stream, `num` of them, one after the other."""
     alone_s = PRICE.seconds(alone(100))
@@ -144,7 +146,7 @@ def remote_beside_streams(times_reading: float, pause_s: float, num: int = 10) -
 
 def test_sharing_is_what_prompts_and_steps_beside_each_other_take_in_the_mix() -> None:
     step_s = 1.5 * PRICE.seconds((1.0, 0.0, 0.0, 1.0, 130.0))
-    found = sharing_in(remote_beside_streams(1.8, step_s), PRICE, alone, KNOWN)
+    found = sharing_in(remote_beside_streams(1.8, step_s))
     assert found.reading == pytest.approx(1.8, rel=0.01)
     assert found.decoding == pytest.approx(1.5, rel=0.02)
     assert found.num_cores == 2
@@ -187,11 +189,11 @@ def test_a_prompt_that_another_worker_reads_while_nobody_streams_tells_what_prom
 
 def test_what_a_mix_does_not_tell_stays_as_it_was_known() -> None:
     few = remote_beside_streams(1.8, 0.01, num=3)
-    assert sharing_in(few, PRICE, alone, KNOWN) == KNOWN
+    assert sharing_in(few) == KNOWN
     local = Mix([answer(1.0 * i, 0.1, 0.006, num=20) for i in range(10)])
-    assert sharing_in(local, PRICE, alone, KNOWN) == KNOWN
+    assert sharing_in(local) == KNOWN
     # nobody is quicker for it
-    quick = sharing_in(remote_beside_streams(0.8, 0.004), PRICE, alone, KNOWN)
+    quick = sharing_in(remote_beside_streams(0.8, 0.004))
     assert (quick.reading, quick.decoding) == (1.0, 1.0)
 
 
